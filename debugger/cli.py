@@ -171,6 +171,8 @@ def _told(error: Exception) -> int:
             _lead_nowhere(sys.stdout)
         where = error.filename or "the output"
         return _say(f"cannot write {where}: {error.strerror}; write it elsewhere", EXIT_USAGE)
+    if isinstance(error, PermissionError) and error.filename:
+        return _say(f"{error.filename} cannot be used: permission denied", EXIT_USAGE)
     sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
     return _say(f"{sentence}; {_keep_traceback(error)}", EXIT_TOOL_FAILED)
 

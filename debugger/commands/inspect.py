@@ -254,7 +254,8 @@ def _job(args: argparse.Namespace) -> Job:
 
 def _of_pids(pids: Sequence[int]) -> Job:
     """These processes, and no others. Where they are ranks of one job that was found, that tells
-    who they are; else they are taken as they are, whoever has started them."""
+    who they are. A process that is none, and has started those of one job, stands for that job.
+    Else they are taken as they are, whoever has started them."""
     from dataclasses import replace
 
     from ..inspection.processes import find_jobs, job_of
@@ -263,6 +264,9 @@ def _of_pids(pids: Sequence[int]) -> Job:
         chosen = tuple(one for one in job.processes if one.pid in pids)
         if len(chosen) == len(set(pids)):
             return replace(job, processes=chosen, partial=len(chosen) < len(job.processes))
+    below = [job for job in find_jobs(pids) if job.numbered] if len(pids) == 1 else []
+    if len(below) == 1:
+        return below[0]
     job = job_of(pids)
     if not job.processes:
         raise UsageError(f"process {pids[0]} is not yours to look at")

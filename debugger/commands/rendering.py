@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +47,7 @@ def rendered(report: Document, form: str, source: object) -> str:
             return text.story(report)
         from ..supervisor.output.lines import colour_wanted
 
-        width = text.WIDTH
-        if sys.stdout.isatty():
-            width = shutil.get_terminal_size((text.WIDTH, 24)).columns
-        return text.render(report, colour_wanted(sys.stdout), width)
+        return text.render(report, colour_wanted(sys.stdout), text.columns(sys.stdout))
 
 
 @contextlib.contextmanager

@@ -188,20 +188,15 @@ def at_work(look: Look) -> str:
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
         return f"no rank is in a call ({each(look.ranks)}); nothing is wrong that can be seen"
-    longest_s = max(one.still_s for one in waiting.values())
     if not others:
-        return (
-            f"all ranks are in calls, for {seconds(int(longest_s * 1e9))} at most; nothing "
-            "is wrong that can be seen"
-        )
+        return "all ranks are in calls; nothing is wrong that can be seen"
     idle = [rank for rank in others if is_idle(look.ranks[rank])]
     busy = [rank for rank in others if rank not in idle]
     doing = [f"{ranks_text(busy)} {verb(busy, 'is', 'are')} at work"] if busy else []
     doing += [f"rank {rank} {state(look.ranks[rank])}" for rank in idle]
     return (
-        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
-        f"{seconds(int(longest_s * 1e9))} at most, while {' and '.join(doing)}; "
-        "nothing is wrong that can be seen"
+        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, while "
+        f"{' and '.join(doing)}; nothing is wrong that can be seen"
     )
 
 

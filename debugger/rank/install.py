@@ -28,8 +28,7 @@ from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
-from .breakpoints import POST_MORTEM
-from .breakpoints.awaited import AwaitedBreakpoints
+from .breakpoints import POST_MORTEM, AwaitedBreakpoints
 from .group import outstanding
 from .group.forks import Forks
 from .group.outstanding import UnwaitedWork
@@ -102,6 +101,9 @@ def install(
         made.observe()
     except Exception as error:
         report_own_fault("recording", error)
+        with contextlib.suppress(OSError):
+            why = f"its record could not be made: {error!r}"
+            (Path(path) / f"unobserved-{os.getpid()}.txt").write_text(why, "utf-8")
         return None
     _layer = made
     return made

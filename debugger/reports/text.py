@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from ..diagnosis.story import STEPS
 from ..record.kinds import KINDS, kind_of
@@ -33,13 +34,18 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
     return "\n".join(_Text(document, colour, width).lines()) + "\n"
 
 
-def on_a_screen(document: Mapping[str, Any], colour: bool = False) -> str:
+def columns(stream: TextIO) -> int:
+    """Returns how wide the terminal of the stream is; `WIDTH` of a file or a pipe."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else WIDTH
+
+
+def on_a_screen(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
     """The same; where that is longer than a screen, all but the verdict has one line each, without
     its middle, and the command that prints it in full follows."""
-    whole = render(document, colour)
+    whole = render(document, colour, width)
     if whole.count("\n") <= SCREEN:
         return whole
-    return "\n".join(_Text(document, colour, WIDTH, brief=True).lines()) + "\n"
+    return "\n".join(_Text(document, colour, width, brief=True).lines()) + "\n"
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -146,18 +152,19 @@ class _Text:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
+        seen = self.document["ranks"] or self.document["world_size"]
+        where = "; where each rank was:" if seen else ", before any rank was seen"
         why = "no cause of it was found among the ranks"
         if self.watched and not self.watched["ranks"]:
             why = f"no rank was watched: {self.watched['why']}"
         sentence = {
             "failed": planned.failed(self.document)
             or f"the program ended with exit code {code} {self._after()}, and {why}",
-            "interrupted": f"{self._after()}; where each rank was:",
             "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
             "seen, so nothing was observed (--allow-unwatched lets such a run pass)",
             "running": "nothing is wrong so far; where each rank is:",
             "tool_error": "distdebug itself failed; the program is not to blame",
-        }.get(outcome, f"{self._after()}; where each rank was:")
+        }.get(outcome, self._after() + where)
         yield from self._headed(outcome.upper().replace("_", " "), sentence, colour)
         yield from self._everybody()
 

@@ -8,6 +8,7 @@ have its ranks on several hosts: `several_nodes` (where ranks are read, looked i
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 import sys
@@ -57,6 +58,9 @@ from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.evidence import Evidence
 from .stacks.standstill_watch import StandstillWatch
 from .watch import Look, Policy, without_deaths_by
+
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*$", re.MULTILINE)
+"""The last line of a traceback. torchrun's ChildFailedError has its text below that."""
 
 
 class Supervisor:
@@ -331,7 +335,7 @@ class Supervisor:
         interrupts = self.interrupts
         self.say(
             f"{interrupts.name} is handed on to the command, which may take "
-            f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
+            f"{interrupts.grace_s:.0f} s to end; a further Ctrl-C ends it at once"
         )
         self._ranks.forward(number, interrupts.grace_s, lambda: interrupts.at_once)
         # What is left then has had its time already.
@@ -422,8 +426,14 @@ def _report(
     ends = ranks
     with run.faults.guard("how the ranks ended"):
         ends = newest_ranks(run.watch.only_look().snapshots)
-    memory = ": the kernel killed it, out of memory" if oom_killed else ""
-    notes = [f"the command itself ended with {status}{memory}"] if unexplained else []
+    # torchrun's own words are kept in a file; they matter where we found no better ones.
+    words = ""
+    if unexplained:
+        with contextlib.suppress(OSError):
+            words = (run.directory.logs / "launcher.err").read_text("utf-8", "backslashreplace")
+    raised = ["the kernel killed it, out of memory"] if oom_killed else _RAISED.findall(words)
+    ending = ": ".join([f"the command itself ended with {status}", *raised[-1:]])
+    notes = [clean(ending, 400)] if unexplained else []
     world_size = max((one.world_size for one in look.snapshots), default=0)
     world_size = world_size or run.outside.seen["world_size"]
     watched = sorted({*ranks, *ends})
@@ -464,9 +474,7 @@ def _report(
         run.job.publish(report)
     _close_app(run)
     if unexplained and not any(one.severity == "error" for one in findings):
-        # torchrun's own words are kept in a file; they matter where we found no better ones.
         with contextlib.suppress(OSError):
-            words = (run.directory.logs / "launcher.err").read_text(errors="backslashreplace")
             sys.stderr.write(clean(words, max_length=20_000, newlines=True))
     _print(report, rendered)
     for failure in run.directory.failures:
@@ -534,7 +542,8 @@ def _write(run: Supervisor, report: Document) -> str:
     whole = shown = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
     with run.faults.guard("the text of the report"):
         whole = text.render(report)
-        shown = text.on_a_screen(report, run.options.ci is None and colour_wanted(sys.stderr))
+        colour = run.options.ci is None and colour_wanted(sys.stderr)
+        shown = text.on_a_screen(report, colour, text.columns(sys.stderr))
     report["off"] = [*off_in_ranks, *run.faults.off]  # rendering may have failed, too
     directory.write_json(directory.report_json.name, report)
     directory.write_text(directory.report_text.name, whole)

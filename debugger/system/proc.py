@@ -110,7 +110,8 @@ def read_status(pid: int | str = "self", proc: Path = PROC) -> dict[str, str]:
     """Returns the status of a process or thread, by name; nothing when there is no such one, or it
     cannot be read."""
     try:
-        lines = (proc / str(pid) / "status").read_text().splitlines()
+        # Its name may be any bytes, cut in the middle of a character.
+        lines = (proc / str(pid) / "status").read_text("utf-8", "replace").splitlines()
     except OSError:
         return {}
     return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
@@ -134,7 +135,7 @@ def times_slept(thread: int, folder: Path | None = None) -> int | None:
 def name(pid: int | str, proc: Path = PROC) -> str:
     """The name that the kernel has of a process or thread; "" where it has ended."""
     try:
-        return (proc / str(pid) / "comm").read_text().strip()
+        return (proc / str(pid) / "comm").read_text("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -69,7 +69,7 @@ _ABSOLUTE = 1
 """The flag of clock_nanosleep that gives the time at which it ends."""
 
 
-_FILE_LOCK = re.compile(r"^\d+: *(->)? *\w+ +\w+ +\w+ +(-?\d+) ", re.M)
+_FILE_LOCK = re.compile(r"^\d+: *(->)? *\w+ +\w+ +\w+ +(-?\d+) (\S+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,23 @@ def lock_holders(proc: Path = PROC) -> dict[int, int]:
     kernel tells."""
     found, holder = {}, 0
     with suppress(OSError):
-        for waits, pid in _FILE_LOCK.findall((proc / "locks").read_text()):
+        for waits, pid, _ in _FILE_LOCK.findall((proc / "locks").read_text()):
             if waits:
                 found[int(pid)] = holder
             else:
                 holder = int(pid)
     return found
+
+
+def lock_holder(path: str, proc: Path = PROC) -> int:
+    """Returns the process that holds a lock on the file; 0 where none does, or nobody tells."""
+    with suppress(OSError):
+        stat = os.stat(path)
+        file = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+        for waits, pid, locked in _FILE_LOCK.findall((proc / "locks").read_text()):
+            if locked == file and not waits:
+                return max(0, int(pid))
+    return 0
 
 
 def _files(process: Path, call: str, given: list[int]) -> Iterable[int]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 _COPY_BYTES = 1024 * 1024
-
-
-@lru_cache(maxsize=4096)
-def _array_of(length_bytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
-    return ctypes.c_ubyte * length_bytes
+_MEMORY = memoryview((ctypes.c_ubyte * 2**62).from_address(1)).cast("B")
+"""All that this process may have mapped, from address 1 on: a slice of it takes half as long as an
+array and a view made for each tensor."""
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -25,7 +22,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     length_bytes = tensor.nbytes
     if not length_bytes:
         return memoryview(bytearray())
-    return memoryview(_array_of(length_bytes).from_address(tensor.data_ptr())).cast("B")
+    end = tensor.data_ptr() - 1 + length_bytes
+    return _MEMORY[end - length_bytes : end]
 
 
 def tensor_over(view: memoryview, dtype: torch.dtype) -> Tensor:

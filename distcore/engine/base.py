@@ -52,6 +52,8 @@ class MessageRequest(NamedTuple):
     """A message between two ranks; it does not wait for the group's collectives."""
 
     text: str
+    kind: str
+    """Of the tensor: `float32[4]`."""
     timeout_s: float
     tensor: Tensor
     """The tensor that is sent, or received into."""

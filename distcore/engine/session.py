@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import call_text
 from ..base.buffers import bytes_of
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
@@ -250,8 +249,7 @@ class QueuedEngine:
         return self._posted(self.session.mailbox().post_receive, message)
 
     def _posted(self, post: Callable[..., Any], message: MessageRequest) -> CallWork:
-        text, timeout_s, tensor, peer, tag, tensors, arrived = message
-        kind = call_text.tensor(tensor.dtype, tensor.numel())
+        text, kind, timeout_s, tensor, peer, tag, tensors, arrived = message
         posting = post(peer, tag, self._memory(tensor), Deadline.after(timeout_s), kind)
         # A view of bytes does not keep its memory alive, and a program may drop the handle.
         posting.owner = tensors

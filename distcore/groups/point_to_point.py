@@ -32,12 +32,11 @@ class PointToPoint(Issuing):
             staging.load()
         dst = arguments.peer(caller, "dst", dst)
         tag = arguments.tag(caller, tag)
-        text = call_text.message(
-            "send", self._ranks[dst], tag, call_text.tensor(data.dtype, data.numel())
-        )
+        kind = call_text.tensor(data.dtype, data.numel())
+        text = call_text.message("send", self._ranks[dst], tag, kind)
         tensors = [data] if flat is data else [data, flat]
-        message = MessageRequest(text, self._timeout_s, flat, dst, tag, tensors)
-        return self._post("send", text, partial(self._engine.send, message))
+        message = MessageRequest(text, kind, self._timeout_s, flat, dst, tag, tensors)
+        return self._post("send", self._engine.send, message)
 
     def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
         """Receive the next message of group rank `src` with this tag."""
@@ -65,13 +64,19 @@ class PointToPoint(Issuing):
             staging = self._engine.staging()
             flat, arrived = staging.take(data, False, True), staging.store
         source = None if src is None else self._ranks[src]
-        text = call_text.message("recv", source, tag, call_text.tensor(data.dtype, data.numel()))
+        kind = call_text.tensor(data.dtype, data.numel())
+        text = call_text.message("recv", source, tag, kind)
         tensors = [data] if flat is data else [data, flat]
-        message = MessageRequest(text, self._timeout_s, flat, src, tag, tensors, arrived)
-        return self._post("recv_", text, partial(self._engine.receive, message))
+        message = MessageRequest(text, kind, self._timeout_s, flat, src, tag, tensors, arrived)
+        return self._post("recv_", self._engine.receive, message)
 
-    def _post(self, operator: str, text: str, start: Callable[[], CallWork]) -> CallWork:
-        work = start() if not self._profiled() else self._recorded(operator, text, start)
+    def _post(
+        self, operator: str, start: Callable[[MessageRequest], CallWork], message: MessageRequest
+    ) -> CallWork:
+        if not self._profiled():
+            work = start(message)
+        else:
+            work = self._recorded(operator, message.text, partial(start, message))
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

@@ -306,7 +306,7 @@ class NcclEngine:
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, message: MessageRequest) -> CallWork:
-        text, timeout_s, tensor, peer, tag, tensors, _ = message
+        text, _, timeout_s, tensor, peer, tag, tensors, _ = message
         assert peer is not None
         self._life.check()
         if self._batch is not None:  # on the communicator of all ranks
@@ -317,7 +317,7 @@ class NcclEngine:
         return work
 
     def receive(self, message: MessageRequest) -> CallWork:
-        text, timeout_s, tensor, peer, tag, tensors, arrived = message
+        text, _, timeout_s, tensor, peer, tag, tensors, arrived = message
         self._life.check()
 
         def make(come_from: int) -> plan.Plan:

@@ -447,7 +447,7 @@ class PlanEngine:
         return PlannedWork(message.text, message.tensors[:1], [])
 
     def receive(self, message: MessageRequest) -> CallWork:
-        text, _, tensor, peer, tag, tensors, arrived = message
+        text, _, _, tensor, peer, tag, tensors, arrived = message
         exchange, token = self._exchange, self.session.token
         came_from = [-1 if peer is None else peer]
         steps: list[Step] = []

@@ -24,12 +24,12 @@ from .base import Connect
 from .fault_plan import Fault, FaultClock, FaultPlan, Injection, Kind
 from .frames import DATA, HEADER, IN_MEMORY
 from .late_socket import FOREVER, LateSocket, send_before_the_end
-from .parcels import BODY, EAGER, OFFER
+from .parcels import BODY, BUFFERED, EAGER, OFFER
 
 Accept = Callable[[int, socket.socket], bool]
 """(peer, connected socket) -> whether it is taken."""
 
-_COUNTED = (DATA, EAGER, OFFER, BODY)
+_COUNTED = (DATA, EAGER, BUFFERED, OFFER, BODY)
 _now = time.monotonic
 
 

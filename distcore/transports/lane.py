@@ -1,11 +1,12 @@
 """Messages between two ranks of one host: a ring in shared memory each way, and bells.
 
 A rank writes its own memory and reads its peer's. In its memory are a ring of records, which it
-fills, and three words:
+fills, and four words:
 
     HEAD   bytes that it has put into its ring, ever: what lies before is complete
     TAIL   bytes that it has taken from the peer's ring, ever: what lies before may be overwritten
     BELL   whom the peer is to wake: nobody, or which of its two descriptors; and for what
+    TAKEN  bytes of the peer's buffered messages that receives have taken, ever
 
 A slot of the ring (a record: head, text, payload, one after another in memory) is free, is filled,
 is published by HEAD, is read in place, and is free again by TAIL. Each word has one writer, so none
@@ -27,6 +28,8 @@ from .frames import TEXT_BYTES, BadFrame, Closed
 from .parcels import (
     ACCEPT,
     BODY,
+    BUFFERED,
+    BUFFERED_BYTES,
     EAGER,
     FAILED,
     MOST_BYTES,
@@ -44,14 +47,16 @@ from .peer_memory import REORDERS, Fenced, PeerMemory
 WORDS_BYTES = 4096
 RING_BYTES = 1024 * 1024
 LANE_BYTES = WORDS_BYTES + RING_BYTES
-PIECE_BYTES = 128 * 1024
-"""Of a long message in one record: a processor's own cache holds it until the other has read it."""
+PIECE_BYTES = RING_BYTES // 2 - 64
+"""Of a long message in one record: two with their heads fill the ring, so that one is written while
+the other is read. A longer one might never find room: what is skipped at the ring's end counts."""
 
-HEAD, TAIL, BELL = 0, 8, 16  # a cache line each
+HEAD, TAIL, BELL, TAKEN = 0, 8, 16, 24  # a cache line each
 NOBODY, WAITER, THREAD, ROOM, MESSAGES, ANSWERS = 0, 1, 2, 4, 8, 16
 """Values of BELL: nobody is to be woken, or a thread of the program that waits for a message, or
 the mailbox's. Added to one of these is what wakes it, beside what always does: room in the peer's
-ring, messages (if a receive is posted), answers by which sends are over (if one is waited for)."""
+ring or for what it buffers, messages (if a receive is posted), answers by which sends are over (if
+one is waited for)."""
 
 _RECORD = Struct("<HHIQqQQ")
 """kind, text bytes, payload bytes, number, tag, total, offset. Behind it is the text, and from the
@@ -91,9 +96,9 @@ class Lane(Fenced):
         self._theirs = theirs[:WORDS_BYTES].cast("Q")
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
         self._bells = list(bells)
-        self._head = self._tail = self._their_tail = 0
-        self.wants_to_write = False
-        """Whether something is queued, for which there was no room."""
+        self._head = self._tail = self._their_tail = self._taken = 0
+        self.wants_to_write = self.wants_room = False
+        """Whether something is queued, for which there was no room; or a send waits for its own."""
         self.said = 0
         """What was published or taken, for which the peer may have to be woken: bits of BELL."""
         self.wanted = NOBODY
@@ -125,7 +130,7 @@ class Lane(Fenced):
         """From now on the peer wakes `whom` when it has published something. What it did before
         that is to be looked for behind this call (`has_news`)."""
         self.wanted = whom
-        self._mine[BELL] = whom and whom | ROOM * self.wants_to_write
+        self._mine[BELL] = whom and whom | ROOM * self.wants_room
         if whom:
             self._fence()
 
@@ -135,7 +140,9 @@ class Lane(Fenced):
         theirs = self._theirs
         if theirs[HEAD] != self._tail:
             return True
-        return self.wants_to_write and theirs[TAIL] != self._their_tail
+        return self.wants_room and (
+            theirs[TAIL] != self._their_tail or theirs[TAKEN] != self.sender.given_back
+        )
 
     def ring(self) -> None:
         """Wake the peer, if there is something new for it and it wants to be woken for that."""
@@ -167,7 +174,7 @@ class Lane(Fenced):
             if head - self._their_tail > RING_BYTES:
                 if not self.wants_to_write:
                     self.wants_to_write = True
-                    self.want(self.wanted)
+                    self.want_room()
                     self.said |= WAITER | THREAD  # what the peer lets lie takes the room
                 return False
         if REORDERS:
@@ -184,7 +191,7 @@ class Lane(Fenced):
         if REORDERS:
             self._fence()
         self._head = self._mine[HEAD] = head
-        if kind in (EAGER, OFFER):
+        if kind in (BUFFERED, EAGER, OFFER):
             self.said |= MESSAGES
         else:
             self.said |= ANSWERS if kind == ACCEPT and total else WAITER | THREAD
@@ -209,13 +216,25 @@ class Lane(Fenced):
                 self.ring()  # the peer fills while this rank goes on
 
     def push(self) -> None:
-        """Put what is queued, as far as there is room."""
+        """Put what is queued, and end sends, as far as there is room."""
         sender, receiver = self.sender, self.receiver
+        self._their_tail = self._theirs[TAIL]
         receiver.push()
         sender.push()
-        if self.wants_to_write and not (sender._short or sender._bodies or receiver._short):
-            self.wants_to_write = False
+        self.wants_to_write = bool(sender._short or sender._bodies or receiver._short)
+        if self._events.has_room(self.peer) and not self.wants_to_write:
+            self.wants_room = False
             self.want(self.wanted)
+
+    def want_room(self) -> None:
+        """From now on room, in the peer's ring or for what is buffered, counts as news."""
+        self.wants_room = True
+        self.want(self.wanted)
+
+    def took(self, size: int) -> None:
+        """A receive has taken so many bytes that the peer has buffered."""
+        self._mine[TAKEN] = self._taken = self._taken + size
+        self.said |= ROOM
 
     def leave(self) -> None:
         """Queue the last record: nothing follows."""
@@ -226,7 +245,7 @@ class Lane(Fenced):
         """The peer has left: nothing is put any more."""
         self.sender.give_up()
         self.receiver.give_up()
-        self.wants_to_write = False
+        self.wants_to_write = self.wants_room = False
 
     def _take(self, at: int) -> int:
         """Handle the record there; its size."""
@@ -242,11 +261,13 @@ class Lane(Fenced):
             raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
         payload = self._in[at + begin : at + begin + length]
         text = bytes(self._in[at + _TEXT_AT : at + _TEXT_AT + text_bytes])
-        if kind in (EAGER, OFFER):
-            if kind == EAGER and length != total:
+        if kind in (BUFFERED, EAGER, OFFER):
+            if kind != OFFER and length != total:
                 raise BadFrame(f"a short message of {length} bytes")
-            body = payload if kind == EAGER else None
-            parcel = Parcel(number, tag, text.decode("utf-8", "replace"), total, body, offset)
+            body = None if kind == OFFER else payload
+            room = kind == BUFFERED and (total or 1)
+            words = text.decode("utf-8", "replace")
+            parcel = Parcel(number, tag, words, total, body, offset, room)
             self._events.arrived(self.peer, parcel)
         elif kind == BODY:
             frame = ParcelFrame(kind, number, tag, text, total, offset, length)
@@ -260,7 +281,7 @@ class Lane(Fenced):
             raise Closed("closed the connection", orderly=True)
         else:
             end = self.sender if kind == REFUSE else self.receiver
-            end.took(ParcelFrame(kind, number, tag, text), b"")
+            end.took(ParcelFrame(kind, number, tag, text, total), b"")
         return size
 
 
@@ -304,10 +325,21 @@ class _LaneEnd:
 class LaneSender(_LaneEnd, Sender):
     """See `parcels.Sender`."""
 
-    def eager(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        size = len(data)
-        if self._short or not self._lane.put(EAGER, number, tag, text, size, 0, data):
-            super().eager(number, tag, text, data)
+    given_back = 0
+    """The peer's TAKEN, when it was read last."""
+
+    def has_room(self, size: int) -> bool:
+        if size > self.room:
+            before, self.given_back = self.given_back, self._lane._theirs[TAKEN]
+            self.room += self.given_back - before
+        return size <= self.room
+
+    def eager(self, kind: int, number: int, tag: int, text: bytes, data: memoryview) -> None:
+        size, lane = len(data), self._lane
+        if self._short or not lane.put(kind, number, tag, text, size, 0, data):
+            super().eager(kind, number, tag, text, data)
+        if kind == EAGER and size <= BUFFERED_BYTES:
+            lane.want_room()
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
         """Send the offer of a long one, which says where the peer may read it."""
@@ -327,6 +359,9 @@ class LaneReceiver(_LaneEnd, Receiver):
     """See `parcels.Receiver`."""
 
     def accept(self, parcel: Parcel, into: memoryview | None) -> None:
+        if parcel.room:
+            self._lane.took(parcel.room)
+            return
         size = parcel.total
         if self._short or into is not None or not self._lane.put(ACCEPT, parcel.number, total=size):
             super().accept(parcel, into)

@@ -31,7 +31,7 @@ from .frames import BadFrame, Closed
 from .lane import ANSWERS, MESSAGES, NOBODY, THREAD, WAITER, Lane, may_sleep
 from .link import last_words
 from .matching import Matching, Posting
-from .parcels import Receiver, Sender
+from .parcels import BUFFERED_BYTES, Receiver, Sender
 from .shared_memory import new_bells
 from .yielding import Yielding
 
@@ -228,8 +228,7 @@ class Mailbox:
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
-                if self._waiter is not None:
-                    self._rouse_waiter()  # it may let messages lie
+                self._rouse_waiter()  # it may let messages lie
             if lane is not None and lane not in self._busy:
                 self._use(lane)
             for one in self._busy if not self._batches else ():
@@ -307,7 +306,6 @@ class Mailbox:
 
     def _look_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes again and again. Peers need to ring nobody meanwhile."""
-        self._has_slept = False
         while True:
             with self._lock, self._moving:
                 self._want_nobody()
@@ -316,6 +314,7 @@ class Mailbox:
                     self._hand_over()
             if posting.is_over or _now() >= until:
                 return
+            self._has_slept = False
             while _now() < until and not self._has_news() and not posting.is_over:
                 os.sched_yield()
             self._yielding.ended(until, _now())
@@ -376,7 +375,7 @@ class Mailbox:
         try:
             if self._error is None:
                 lane.pull()  # first: what a peer said before it went is worth reading
-            if lane.wants_to_write:
+            if lane.wants_room:
                 lane.push()
             lane.ring()
         except Closed as error:
@@ -539,13 +538,15 @@ class Mailbox:
         """Whether peers have read what is buffered for them. A connection that is closed while
         answers lie unread in it is reset, and what the system has yet to send over it is lost: so
         this rank says that it sends no more, and the peer closes it."""
-        listening = filter(self._matching.listens, self._matching.unreceived)
-        left = [one for one in listening if one not in self._lanes]
-        for peer in left:
-            if peer not in self._half_closed:
-                self._half_closed.add(peer)
-                with contextlib.suppress(OSError):
-                    self._senders[peer].connection.shutdown(socket.SHUT_WR)
+        left = False
+        for peer in filter(self._matching.listens, self._senders):
+            end = self._senders[peer]
+            if peer not in self._lanes and end.room < BUFFERED_BYTES:
+                left = True
+                if peer not in self._half_closed:
+                    self._half_closed.add(peer)
+                    with contextlib.suppress(OSError):
+                        end.connection.shutdown(socket.SHUT_WR)
         return self._error is not None or not left
 
     def _is_idle(self) -> bool:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..base.call_text import message
 from ..base.deadline import extended, timed_out
 from ..errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from .frames import TEXT_BYTES, BadFrame, Closed, failure_from
-from .parcels import BUFFERED_BYTES, EAGER_BYTES, Parcel, Receiver, Sender
+from .parcels import BUFFERED, BUFFERED_BYTES, EAGER, EAGER_BYTES, Parcel, Receiver, Sender
 
 
 class Box(Protocol):
@@ -157,9 +158,8 @@ class Matching:
         self._accepted: dict[Key, Posting] = {}
         self._offered: dict[Key, Posting] = {}
         self._leaving: dict[Key, Posting] = {}  # sends that the system has not taken yet
-        self._buffered: dict[Key, tuple[int, str]] = {}  # sends that are over: bytes, text
         self._short: defaultdict[int, deque[int]] = defaultdict(deque)  # those yet to be buffered
-        self._room: defaultdict[int, int] = defaultdict(lambda: BUFFERED_BYTES)
+        self._buffered: dict[Key, int] = {}  # of those that are, meanwhile: the bytes of their room
         self._silent: dict[int, str] = {}
         self._deaf: dict[int, str] = {}
 
@@ -174,41 +174,39 @@ class Matching:
         """A send was posted; the connection to its peer is there. It is buffered if there is room,
         and the peer is `alive`. Raises Closed."""
         data, size = posting.data, len(posting.data)
-        peer, number = key = posting.source, self._numbers
+        peer, number = posting.source, self._numbers
         self._numbers = number + 1
         text = posting.text.encode()[:TEXT_BYTES]
-        (sender.eager if size <= EAGER_BYTES else sender.offer)(number, posting.tag, text, data)
-        if size <= BUFFERED_BYTES:
-            if alive and not self._short[peer] and self._buffers(key, posting):
-                return
+        if size > BUFFERED_BYTES:
+            if size <= EAGER_BYTES:
+                sender.eager(EAGER, number, posting.tag, text, data)
+            else:
+                sender.offer(number, posting.tag, text, data)
+        elif alive and not self._short[peer] and sender.has_room(size or 1):
+            sender.room -= size or 1
+            sender.eager(BUFFERED, number, posting.tag, text, data)
+            posting.finish()
+            return
+        else:
             self._short[peer].append(number)
-        self._offered[key] = posting
+            sender.eager(EAGER, number, posting.tag, text, data)
+        self._offered[peer, number] = posting
 
-    def _buffers(self, key: Key, posting: Posting) -> bool:
-        """Ends a send, which has been copied, if there is room for it."""
-        size = len(posting.data) or 1
-        if size > self._room[key[0]]:
-            return False
-        self._room[key[0]] -= size
-        self._buffered[key] = size, posting.what
-        posting.finish()
-        return True
-
-    def _buffer(self, peer: int) -> None:
-        """Ends the sends to this peer for which there is room now."""
-        short = self._short[peer]
+    def has_room(self, peer: int) -> bool:
+        """Ends the sends to this peer for which there is room now; whether there is for all."""
+        short, sender = self._short[peer], self._senders[peer]
         while short:
-            key = peer, short[0]
-            posting = self._offered.get(key)  # None: it is over by another way
-            if posting is not None and not self._buffers(key, posting):
-                return
-            self._offered.pop(key, None)
+            posting = self._offered.get((peer, short[0]))  # None: it is over by another way
+            if posting is not None:
+                size = len(posting.data) or 1
+                if not sender.has_room(size):
+                    return False
+                sender.room -= size
+                self._buffered[peer, short[0]] = size
+                del self._offered[peer, short[0]]
+                posting.finish()
             short.popleft()
-
-    @property
-    def unreceived(self) -> set[int]:
-        """The peers that may not have received all that was buffered for them."""
-        return {peer for peer, _number in self._buffered}
+        return True
 
     @property
     def has_pending(self) -> bool:
@@ -238,7 +236,7 @@ class Matching:
                     self._senders[key[0]].take_back(key[1])
                 self._fail_late(posting, progress or "it has no partner")
         for peer in self._short:
-            self._buffer(peer)  # what waited behind one of these
+            self.has_room(peer)  # for what waited behind one of these
 
     def end_all(self, error: GroupFailed) -> None:
         """End everything that is posted. Nothing may be sent or received any more but last
@@ -257,7 +255,7 @@ class Matching:
 
     def accepted(self, peer: int, number: int, taken: int) -> None:
         """The peer has taken so many bytes of it: all, or none of a long one that may be sent."""
-        if self._was_buffered(peer, number) is not None:
+        if self._was_buffered(peer, number):
             return
         posting = self._offered.pop((peer, number), None)
         if posting is None:
@@ -266,35 +264,33 @@ class Matching:
             raise BadFrame(f"message {number} was accepted, which was not offered")
         if taken == len(posting.data):
             posting.finish()
-            self._buffer(peer)
+            self.has_room(peer)
             return
         self._leaving[peer, number] = posting
         key = (peer, number)
         self._senders[peer].add_body(number, posting.data, lambda: self._leaving.pop(key).finish())
         self._senders[peer].push()
 
-    def refused(self, peer: int, number: int, text: str) -> None:
-        """The message does not match the receive `text`."""
-        me, rank = self._ranks[self._rank], self._ranks[peer]
+    def refused(self, peer: int, number: int, text: str, buffered: bool) -> None:
+        """The message does not match its receive, says `text`; `buffered`: it was, at once."""
+        me = self._ranks[self._rank]
         posting = self._offered.pop((peer, number), None)
-        what = self._was_buffered(peer, number)
         if posting is not None:
-            message = f"rank {me} is in {posting.what}, but rank {rank} is in {text}"
-            self.fail(posting, CallMismatch(message))
-            self._buffer(peer)
-        elif what is not None:
-            error = CallMismatch(f"rank {me} was in {what}, but rank {rank} is in {text}")
+            self.fail(posting, CallMismatch(f"rank {me} is in {text}"))
+        elif self._was_buffered(peer, number) or buffered:
+            error = CallMismatch(f"rank {me} was in {text}")
             self.late = self.late or error
             self.cause = self.cause or error
+        self.has_room(peer)
 
-    def _was_buffered(self, peer: int, number: int) -> str | None:
-        """Gives the room of a buffered message back, which is no more under way; its text."""
-        size, what = self._buffered.pop((peer, number), (0, None))
+    def _was_buffered(self, peer: int, number: int) -> bool:
+        """Whether this message, which is no more under way, was buffered later: its room is given
+        back."""
+        size = self._buffered.pop((peer, number), 0)
         if size:
-            self._room[peer] += size
-            if self._short[peer]:
-                self._buffer(peer)
-        return what
+            self._senders[peer].room += size
+            self.has_room(peer)
+        return size > 0
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
         """A message is here, or is offered."""
@@ -356,20 +352,22 @@ class Matching:
     def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
         posting.source = peer
         receiver = self._receivers[peer]
-        # Else this rank's processor copies out while the sender's, which waits, copies in.
-        busy = self._crowded or self._offered or self._leaving
         try:
             if parcel.total != len(posting.data) or parcel.text != posting.text:
                 me, rank = self._ranks[self._rank], self._ranks[peer]
                 sent = parcel.text or f"{parcel.total} bytes"
                 text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
                 self.fail(posting, CallMismatch(text))
-                receiver.refuse(parcel.number, posting.what)
+                what = message("send", me, parcel.tag, sent)
+                receiver.refuse(parcel, f"{what}, but rank {me} is in {posting.what}")
             elif parcel.body is not None:
                 posting.data[:] = parcel.body
                 posting.finish()
                 receiver.accept(parcel, None)
-            elif busy and receiver.read(parcel, posting.data):
+            # Else this rank's processor copies out while the sender's, which waits, copies in.
+            elif (self._crowded or self._offered or self._leaving) and receiver.read(
+                parcel, posting.data
+            ):
                 posting.finish()
                 receiver.accept(parcel, None)
             else:

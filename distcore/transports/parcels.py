@@ -5,7 +5,8 @@ A short message travels at once. A long one is offered, and sent when its receiv
 straight into that receive's memory: a rank never holds more of what nobody asked for than the short
 messages. Either is taken when its receive is there (`ACCEPT`, or `REFUSE` where they do not match).
 A send is over then, or when it is buffered: of what a rank has sent to another one, and that one
-has not received, the first `BUFFERED_BYTES` (see `matching`).
+has not received, the first `BUFFERED_BYTES` (see `matching`). One that was buffered at once has no
+answer of its own; its room is given back (`TAKEN`).
 
 A frame is the header of `frames`, a text, and a payload. Each direction counts its frames, so that
 one that is missing or came twice is found at the next; with `checked`, each also carries a CRC-32
@@ -35,9 +36,10 @@ from .frames import (
     send_some,
 )
 
-EAGER, OFFER, BODY, WITHDRAW, ACCEPT, REFUSE, FAILED = range(16, 23)
+EAGER, OFFER, BODY, WITHDRAW, ACCEPT, REFUSE, FAILED, BUFFERED, TAKEN = range(16, 25)
 """A short message; the offer of a long one; a piece of that; a message is taken back; it was taken
-or may come; it does not match; the mailbox at the other end is over, and why."""
+or may come; it does not match; the mailbox at the other end is over, and why; a short message whose
+send is over; bytes of such messages were taken."""
 
 EAGER_BYTES = 64 * 1024
 BUFFERED_BYTES = 8 * 1024
@@ -47,7 +49,7 @@ larger tensor, would block. The same within a host and between hosts: a program 
 machine ends on two."""
 MOST_BYTES = {
     EAGER: EAGER_BYTES, OFFER: 0, BODY: FRAME_BYTES, WITHDRAW: 0,
-    ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES,
+    ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES, BUFFERED: BUFFERED_BYTES, TAKEN: 0,
 }  # fmt: skip
 """The longest payload of each kind."""
 _HEADER_BYTES = HEADER.size
@@ -315,7 +317,8 @@ class ParcelStream:
 class Parcel:
     """A message that arrived, or is offered (`body` is None): the sender's number for it, its tag
     and text, its length. A `body` that is a view is valid only until `arrived` returns. `address`:
-    where what is offered lies in the sender's process, or 0."""
+    where what is offered lies in the sender's process, or 0. `room`: the bytes of its sender's room
+    that it takes, if its send is over."""
 
     number: int
     tag: int
@@ -323,6 +326,7 @@ class Parcel:
     total: int
     body: bytes | memoryview | None
     address: int = 0
+    room: int = 0
 
     def __str__(self) -> str:
         return f"message {self.number} ({self.text or f'{self.total} bytes'}, tag={self.tag})"
@@ -331,12 +335,18 @@ class Parcel:
 class Sender(ParcelStream):
     """The dialling end: sends messages, is told which long ones may go."""
 
-    taken = frozenset((ACCEPT, REFUSE, FAILED))
+    taken = frozenset((ACCEPT, REFUSE, FAILED, TAKEN))
+    room = BUFFERED_BYTES
+    """The bytes of messages that may be buffered now."""
 
-    def eager(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Send a short message, which is copied. Raises Closed."""
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes may be buffered."""
+        return size <= self.room
+
+    def eager(self, kind: int, number: int, tag: int, text: bytes, data: memoryview) -> None:
+        """Send a short message, EAGER or BUFFERED, which is copied. Raises Closed."""
         size = len(data)
-        self.add(ParcelFrame(EAGER, number, tag, text, size, 0, size), bytes(data))
+        self.add(ParcelFrame(kind, number, tag, text, size, 0, size), bytes(data))
         self.push()
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
@@ -353,7 +363,12 @@ class Sender(ParcelStream):
         if frame.kind == ACCEPT:
             self._events.accepted(self._peer, frame.number, frame.total)
         elif frame.kind == REFUSE:
-            self._events.refused(self._peer, frame.number, frame.text.decode("utf-8", "replace"))
+            self.room += frame.total
+            text = frame.text.decode("utf-8", "replace")
+            self._events.refused(self._peer, frame.number, text, frame.total > 0)
+        elif frame.kind == TAKEN:
+            self.room += frame.total
+            self._events.has_room(self._peer)
         else:
             self.abandon()
             self._events.takes_no_more(self._peer, payload)
@@ -371,7 +386,7 @@ class _Target:
 class Receiver(ParcelStream):
     """The accepting end: hands over parcels; long ones go where `accept` says."""
 
-    taken = frozenset((EAGER, OFFER, BODY, WITHDRAW, FAILED))
+    taken = frozenset((EAGER, BUFFERED, OFFER, BODY, WITHDRAW, FAILED))
 
     def begin(self, peer: int, events: Any) -> None:
         super().begin(peer, events)
@@ -382,16 +397,18 @@ class Receiver(ParcelStream):
         offered. Raises Closed."""
         if into is not None:
             self._targets[parcel.number] = _Target(parcel, into)
-        self.add(ParcelFrame(ACCEPT, parcel.number, total=0 if into is not None else parcel.total))
+        kind, total = (TAKEN, parcel.room) if parcel.room else (ACCEPT, parcel.total)
+        self.add(ParcelFrame(kind, parcel.number, total=0 if into is not None else total))
         self.push()
 
     def read(self, _parcel: Parcel, _into: memoryview) -> bool:
         """Copies what is offered out of the sender's process; whether that could be."""
         return False
 
-    def refuse(self, number: int, text: str) -> None:
-        """Tell the sender that its message does not match the receive `text`. Raises Closed."""
-        self.add(ParcelFrame(REFUSE, number, 0, text.encode()[:TEXT_BYTES]))
+    def refuse(self, parcel: Parcel, text: str) -> None:
+        """Tell the sender that its message does not match, in these words. Raises Closed."""
+        words = text.encode()[:TEXT_BYTES]
+        self.add(ParcelFrame(REFUSE, parcel.number, 0, words, parcel.room))
         self.push()
 
     def received_bytes(self, number: int) -> int:
@@ -417,7 +434,7 @@ class Receiver(ParcelStream):
             self._targets.pop(frame.number, None)
             self._events.withdrawn(self._peer, frame.number)
         else:
-            body = payload if frame.kind == EAGER else None
+            body = None if frame.kind == OFFER else payload
             if frame.offset or (body is not None and len(body) != frame.total):
                 raise BadFrame(f"a short message of {frame.length} bytes")
             self._events.arrived(self._peer, _parcel(frame, body))
@@ -445,4 +462,5 @@ class Receiver(ParcelStream):
 def _parcel(frame: ParcelFrame, body: bytes | None) -> Parcel:
     tag = frame.tag if frame.tag < 2**63 else frame.tag - 2**64
     text = frame.text.decode("utf-8", "replace")
-    return Parcel(frame.number, tag, text, frame.total, body)
+    room = frame.kind == BUFFERED and (frame.total or 1)
+    return Parcel(frame.number, tag, text, frame.total, body, room=room)

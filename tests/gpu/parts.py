@@ -13,31 +13,24 @@ WHEELS = ROOT / ".gpu-wheels"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 
 MENDS = {
-    "backward waits on a thread without Python": (
-        "ddp_losses_apart-distcore_nccl",
-        "ddp_no_sync-distcore_nccl",
-        "exception_ddp_backward-distcore_nccl",
-        "nan_gradient_ddp-distcore_nccl",
-    ),
-    "ranks wait for their GPU at the end of all groups": (
-        "unmatched_send-nccl",
-        "unmatched_irecv-distcore_nccl",
-        "op_async_handles-nccl",
-        "exit_destroyed_group-nccl",
-    ),
-    "a call of NCCL that failed is not complete": (
-        "exit_before_barrier-nccl",
+    "calls for which torch hands out no work": (
         "exit_one_step_fewer-nccl",
-        "died_sigkill-nccl",
+        "exit_destroyed_group-nccl",
+        "missing_sleep-nccl",
+        "op_eval_only-nccl",
     ),
-    "who left first is told before those who ended because of it": (
-        "exit_last_stage-nccl",
-        "exit_overlapped-distcore_nccl",
+    "batches of messages, for which it hands out one": (
+        "deadlock_batched-nccl",
+        "batched_exchange-nccl",
+        "pipeline-nccl",
+    ),
+    "a host that spins in CUDA inside DDP": (
         "exit_uneven_data_loader-nccl",
+        "ddp_losses_apart-distcore_nccl",
     ),
+    "what was not through when its time was up": ("exit_last_stage-nccl",),
 }
-"""Fixtures for each mend that has been run on no GPU. Which fourteen showed the faults was not
-kept, so these were chosen by what they do."""
+"""Fixtures for each mend that has been run on no GPU."""
 
 FIXTURES = "tests/e2e/test_fixtures_on_a_gpu.py"
 PROGRAMS = "tests/gpu/test_programs.py"
@@ -66,11 +59,11 @@ def parts(python: str) -> list[Part]:
     making = (python, "-m", "tests.gpu.environment", str(ENVIRONMENT), str(WHEELS))
     return [
         Part("environment", "packages, torch, NCCL", making, 120, needed=True),
-        Part("mends", "fixtures whose mends had run on no GPU", tests(5, *fixtures), 110),
         program("item", "`.item()` behind a call that another rank leaves out", 50),
         program("spinning", "a GPU that spins in front of a call", 70),
-        program("dumps", "flight recorder dumps of torch's own watchdog", 65),
         program("abort", "groups that are aborted, by all and by one", 50),
+        Part("mends", "fixtures whose mends had run on no GPU", tests(5, *fixtures), 110),
+        program("dumps", "flight recorder dumps of torch's own watchdog", 65),
         program("graph", "calls in CUDA graphs", 60),
         program("training", "DDP at work on both NCCLs, and NVML's rows", 45),
         Part("marked", "other tests marked `gpu`", tests(5, "-k", f"not {BESIDE}", *MARKED), 120),

@@ -30,6 +30,7 @@ from ..torch_private.groups import FrontGroup
 from ..torch_private.operators import record_boxed_groups
 from ..torch_private.tensor_guards import tensor_guard
 from . import outstanding
+from .outstanding import Followed
 from .tracked_work import WAITED_FOR, track
 
 _getframe = sys._getframe
@@ -173,15 +174,16 @@ class CheckedGroup(FrontGroup):
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         begun = self._inner._start_coalescing(*args, **kwargs)  # which a backend may refuse
-        self._gathers(True)
+        outstanding.gather()
+        self._coalesces(True)
         return begun
 
     def _end_coalescing(self, *args: Any, **kwargs: Any) -> Any:
-        self._gathers(False)
-        return self._inner._end_coalescing(*args, **kwargs)
+        self._coalesces(False)
+        end = partial(self._inner._end_coalescing, *args, **kwargs)
+        return outstanding.gathered(end, self._inner, (*args, *kwargs.values()))
 
-    def _gathers(self, on: bool) -> None:
-        outstanding.gather(on)
+    def _coalesces(self, on: bool) -> None:
         if self._record.keeper is not None:
             self._record.keeper.coalesces = on
 
@@ -385,9 +387,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 after()
             # On a GPU it goes on after its wait: the heartbeat sees its end.
             if known.streams:
-                end = outstanding.stream_end(self._inner, given) if work is None else work
-                if end is not None and outstanding.goes_on(end):
-                    outstanding.follow(recorder, known.counted, number, end)
+                made = Followed(recorder, known.counted, number, work)
+                if outstanding.is_followed(made, self._inner, given):
                     writer.hand_over(number, thread)
                     return work
         except BaseException as error:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ...record.layout import ASYNC_FLAG
 from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
 from ...record.writing.slots import CallOrigin, ThreadSlot
@@ -26,6 +28,7 @@ from ..torch_private import group_hooks
 from ..torch_private.group_hooks import FoundGroup
 from ..torch_private.training import capturing
 from . import outstanding
+from .outstanding import Followed
 
 _MOST_KEPT = 100_000
 HOOKED = {op_type(op).lstrip("_"): op for op in OPS if op not in POINT_TO_POINT}
@@ -188,7 +191,10 @@ class HookedGroup:
     def _follow(self, recorder: Recorder, number: int, known: Known, work: Any) -> None:
         """Record the end of this call, when the heartbeat sees it."""
         if work is None or (known.streams and capturing()):
-            recorder.writer.finish(number, None)
+            made = Followed(recorder, known.counted, number, None)
+            device = torch.accelerator.current_accelerator()
+            if not (known.streams and outstanding.is_followed(made, self.found.group, (device,))):
+                recorder.writer.finish(number, None)
             return
         tracked = HookedWork(recorder, number, work, known)
         outstanding.awaited[number] = tracked

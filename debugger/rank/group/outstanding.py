@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic_ns
@@ -51,9 +52,11 @@ class StreamEnd:
 
     def exception(self) -> BaseException | None:
         """Returns the group's error, once the call is complete: NCCL ends the calls of a group that
-        has failed."""
-        error = self._backend.get_error()
-        return None if error.name == "SUCCESS" else RuntimeError(f"the group failed: {error.name}")
+        has failed. Other backends do not tell."""
+        error = self._backend.get_error() if hasattr(self._backend, "get_error") else None
+        if error is None or error.name == "SUCCESS":
+            return None
+        return RuntimeError(f"the group failed: {error.name}")
 
 
 @dataclass
@@ -114,8 +117,8 @@ followed: dict[Any, deque[Followed]] = {}
 """By group, the calls that go on on a GPU, in their order: those of one group end in it."""
 broken: deque[int] = deque(maxlen=MOST_UNFINISHED)
 """The numbers of followed calls that failed on their GPU: the last ones."""
-_gathering: list[None] = []
-"""An entry for each group that gathers calls."""
+_gathering: list[list[Followed]] = []
+"""For each group that gathers calls, those that its backend has handed out no work for."""
 
 
 def watch(tracked: Any, number: int, work: Any) -> None:
@@ -142,12 +145,20 @@ def dropped(handle: Handle) -> None:
         unwaited.append(handle.number)
 
 
-def gather(on: bool) -> None:
+def gather() -> None:
     """Calls that are made now are coalesced: their own handles are none."""
-    if on:
-        _gathering.append(None)
-    elif _gathering:
-        _gathering.pop()
+    _gathering.append([])
+
+
+def gathered(end: Callable[[], Any], inner: Any, given: tuple[Any, ...]) -> Any:
+    """Returns the work of the coalesced calls, which `end` makes on the device that is given."""
+    calls = _gathering.pop() if _gathering else []
+    work = end()
+    for call in calls:
+        call.work = work
+        if not is_followed(call, inner, given):
+            call.recorder.writer.finish(call.number, None)
+    return work
 
 
 def keep(work: Any) -> None:
@@ -215,20 +226,35 @@ def goes_on(work: Any) -> bool:
 
 
 def stream_end(inner: Any, given: tuple[Any, ...]) -> StreamEnd | None:
-    """Returns what tells when a call is over that this group's backend has made of these arguments
-    on the current stream; None where nothing can."""
-    if _gathering or capturing():
+    """Returns what tells when a call is over that this group's backend has made of these arguments,
+    tensors or a device, on the current stream; None where nothing can."""
+    if capturing():
         return None
     try:
-        return StreamEnd(inner, next(tensors_in(given)).device)
+        device = next((one.device for one in tensors_in(given)), given[0])
+        return StreamEnd(inner, device)
     except Exception:  # no such device: the call is simulated
         return None
 
 
-def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) -> None:
+def is_followed(call: Followed, inner: Any, given: tuple[Any, ...]) -> bool:
+    """Whether a call on a GPU, of these arguments, is still under way though nobody need wait for
+    it any more; then its end is recorded when its stream has come to it."""
+    if call.work is None:
+        if _gathering:
+            _gathering[-1].append(call)
+            return True
+        call.work = stream_end(inner, given)
+    if call.work is None or not goes_on(call.work):
+        return False
+    follow(call)
+    return True
+
+
+def follow(call: Followed) -> None:
     """Record the end of this call when its stream has come to it."""
-    key = group if group is not None else number
-    followed.setdefault(key, deque()).append(Followed(recorder, group, number, work))
+    key = call.group if call.group is not None else call.number
+    followed.setdefault(key, deque()).append(call)
 
 
 def failure_of(work: Any, streams: bool = False) -> BaseException | None:

@@ -18,7 +18,7 @@ from ..record.lanes import NOWHERE, CallLine
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, ForwardingWork, OverWork, whole
 from . import outstanding
-from .outstanding import AskedHandle, Handle, dropped
+from .outstanding import AskedHandle, Followed, Handle, dropped
 
 _getframe = sys._getframe
 _works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
@@ -75,14 +75,15 @@ class TrackedWork(ForwardingWork):
 
     def _was_waited_for(self, thread: ThreadSlot | None = None) -> None:
         """`thread` has waited for the call, or has a stream that does: then it may not be over."""
-        if not (self._open and self._known.streams and outstanding.goes_on(self._work)):
+        known = self._known
+        if not (self._open and known.streams and outstanding.goes_on(self._work)):
             self._close(thread=thread)
             return
         self._open = False
-        if self._known.took is not None:
-            self._known.took(self._work)
+        if known.took is not None:
+            known.took(self._work)
         outstanding.remove(self._number)
-        outstanding.follow(self._recorder, self._known.counted, self._number, self._work)
+        outstanding.follow(Followed(self._recorder, known.counted, self._number, self._work))
         if thread is not None:
             self._recorder.writer.leave_call(thread, self._number + 1)
 

@@ -401,7 +401,7 @@ class _Unpacking:
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
             self._refuse(member, "which is no regular file")
         if not FILE.fullmatch(name):
-            self._refuse(member, "which is no part of a run (dumps must be unpacked first)")
+            self._refuse(member, "which is no part of a run; unpack it, and name the folder")
         self._seen.add(name)
         self._total_bytes += member.size
         if is_log(name):

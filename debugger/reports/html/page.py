@@ -95,7 +95,7 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
         loader=jinja2.FileSystemLoader(_HERE),
     )
     environment.filters.update(ranks=ranks_text, spans=spans)
-    script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
+    script, style = ((_HERE / name).read_text("utf-8") for name in ("page.js", "page.css"))
     given = {
         "first": _FIRST,
         "script": script,

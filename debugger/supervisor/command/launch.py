@@ -260,16 +260,17 @@ def find_command(command: Sequence[str], env: Mapping[str, str], cwd: str) -> st
     if not os.path.isdir(cwd):
         raise UsageError(f"cannot run {command[0]!r}: there is no directory {cwd}")
     name = command[0]
+    python = f"; a script of Python runs as `python {name}`" if name.endswith(".py") else ""
     if os.path.dirname(name):
         path = os.path.join(cwd, name)
         if not os.path.exists(path):
             raise UsageError(f"cannot run {name!r}: there is no such file")
         if os.path.isdir(path) or not os.access(path, os.X_OK):
-            raise UsageError(f"cannot run {name!r}: it is not executable")
+            raise UsageError(f"cannot run {name!r}: it is not executable{python}")
         return path
     found = shutil.which(name, path=env.get("PATH", os.defpath))
     if found is None:
-        raise UsageError(f"cannot run {name!r}: no such command on PATH")
+        raise UsageError(f"cannot run {name!r}: no such command on PATH{python}")
     return os.path.join(cwd, found)
 
 

@@ -16,6 +16,7 @@ import ast
 import re
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -33,11 +34,12 @@ from ...record.snapshot import CallSite, Rank
 from ...record.wording import RankState
 from ...system import proc
 from ...system.processes import Tree
-from ...system.threads import asleep_in, lock_holders
+from ...system.threads import asleep_in, lock_holder, lock_holders
+from ..limits import A_SLEEP_S
 from ..machine import listeners
 from . import stack_tree
 from .stacks import Frame, ThreadStack, capture, text_of
-from .standstill_watch import stood
+from .standstill_watch import in_hand, stood
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +259,35 @@ class Evidence:
             return ""
         awaits, holder = asleep_in(pid, pid), lock_holders().get(pid)
         if holder is not None:
-            ranks = {one: f"rank {number}" for number, one in self.pids.items()}
-            who = ranks.get(holder, f"process {holder} ({clean(proc.name(holder), 80)})")
+            who = self._process(holder)
             return f"waits for the lock on {clean(awaits.awaits, 400)}, which {who} holds"
         if awaits.awaits:
             return f"waits for {clean(awaits.awaits, 400)}"
-        is_known = awaits.wakes_in_s is not None or stack_tree.waits_for_lock(main)
-        if is_known or not main.wait or stack_tree.called_by_user(main):
+        if awaits.wakes_in_s is not None:
+            return self._polls(pid) if awaits.wakes_in_s < A_SLEEP_S else ""
+        if not main.wait or stack_tree.waits_for_lock(main) or stack_tree.called_by_user(main):
             return ""
         return f"sleeps in {clean(main.wait, 80)} (kernel)"
+
+    def _polls(self, pid: int) -> str:
+        """Returns who has locked a file that the process has in hand while it sleeps again and
+        again: that it asks for the lock, the kernel does not know. Of the many files that it may
+        have open, and not in hand, only those count that another rank has locked."""
+        main = stack_tree.main_of(capture([pid], timeout_s=2.0, values=True)[pid])
+        named = {proc.root_of(pid) + one: one for one in in_hand(main)} if main is not None else {}
+        opened: dict[str, str] = {}
+        with suppress(OSError):
+            opened = {proc.path_of(number, pid): one for number, one in proc.open_files(pid)}
+        for path, shown in {**named, **opened}.items():
+            holder = lock_holder(path)
+            if 0 < holder != pid and (path in named or holder in self.pids.values()):
+                who = self._process(holder)
+                return f"polls, with {clean(shown, 400)} in hand, on which {who} has a lock"
+        return ""
+
+    def _process(self, pid: int) -> str:
+        ranks = {one: f"rank {number}" for number, one in self.pids.items()}
+        return ranks.get(pid, f"process {pid} ({clean(proc.name(pid), 80)})")
 
     def stood(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
         """The ranks, each that is asleep in no call with where its stacks show it."""

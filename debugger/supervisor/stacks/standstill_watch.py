@@ -166,27 +166,38 @@ def _place(thread: ThreadStack) -> str:
 
 
 def _awaited(thread: Thread) -> str:
-    """Returns what the thread waits for, as the kernel tells; else the paths and addresses among
-    the variables of its innermost functions, down to the user's."""
+    """Returns what the thread waits for, as the kernel tells; else what it has in hand."""
     if thread.asleep.awaits:
         return f"for {clean(thread.asleep.awaits, _MOST_TEXT)}"
+    texts = [clean(one, _MOST_TEXT) for one in masked(in_hand(thread.stack))][:MOST_AWAITED]
+    return f"with {', '.join(texts)} in hand" if texts else ""
+
+
+def in_hand(thread: ThreadStack) -> list[str]:
+    """Returns the paths and addresses among the variables of the thread's innermost functions, down
+    to the user's."""
     found = []
-    own = users_frame(thread.stack.python_frames)
-    for frame in thread.stack.python_frames:
+    own = users_frame(thread.python_frames)
+    for frame in thread.python_frames:
         for name, value in frame.values:
             hidden = name.startswith("__") or is_secret(name)
             match = None if hidden else _PATH.fullmatch(value.strip())
             found += [match[1].partition("?")[0]] if match is not None else []
         if own is not None and frame is own[0]:
             break
-    texts = [clean(one, _MOST_TEXT) for one in masked(dict.fromkeys(found))][:MOST_AWAITED]
-    return f"with {', '.join(texts)} in hand" if texts else ""
+    return list(dict.fromkeys(found))
 
 
 def _goes_on(sight: Sight, main: Thread, kept: Thread, quiet_s: float) -> str:
     """Tells why the process may go on by itself, in words behind `rank 0`; "" where nothing is
     seen. `kept`: the thread for which it stands."""
-    python = [one for one in sight.threads if one.stack.python_frames]
+    # Not distcore's listener, which every rank has at DETAIL: nobody but the ranks connects there.
+    python = [
+        one
+        for one in sight.threads
+        if one.is_users
+        or (one.stack.python_frames and not any(map(is_own, one.stack.python_frames)))
+    ]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:
         return f"serves at {serves}"

@@ -60,6 +60,8 @@ class OnCuda(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", 0)
 
+    is_cpu = False  # type: ignore[assignment]
+
 
 def on_cuda(tensor: Tensor) -> Tensor:
     return tensor.as_subclass(OnCuda)

@@ -26,7 +26,13 @@ def test_a_process_loads_what_it_uses(launcher: str, tmp_path: Path) -> None:
         f"import gc, runpy; print(runpy.run_path({str(start.PROGRAM)!r})['modules'],"
         "gc.get_freeze_count(), gc.isenabled())"
     )
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DISTDEBUG_REDIRECT": "0"}
+    rank = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "DISTDEBUG_REDIRECT": "0",
+        "DISTDEBUG_ONE_HOST": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**hook.environment(os.environ, tmp_path, launcher), **rank},

@@ -158,6 +158,15 @@ def test_an_error_that_is_known_is_one_sentence(
     assert capsys.readouterr() == ("", "distdebug: wrong word\n")
 
 
+def test_a_file_of_another_user_is_one_sentence(
+    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failing(PermissionError(13, "Permission denied", "/theirs/train.py")) == 2
+    assert capsys.readouterr().err == (
+        "distdebug: /theirs/train.py cannot be used: permission denied\n"
+    )
+
+
 def test_an_unexpected_error_keeps_its_traceback_in_a_private_file(
     failing: Callable[[BaseException], int],
     capsys: pytest.CaptureFixture[str],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -211,6 +212,8 @@ def test_interrupted_says_where_each_rank_was() -> None:
         "FAILED  the program ended with exit code 1 after 12.1 s, and no cause"
     )
     assert "where each rank is:" in text.render({**document, "outcome": "running"})
+    early = report(ranks=[], outcome="interrupted", exit_code=130, world_size=0)
+    assert text.render(early).startswith("INTERRUPTED  after 12.1 s, before any rank was seen\n")
 
 
 def test_interrupted_names_who_was_late() -> None:
@@ -313,6 +316,8 @@ def test_at_the_end_of_a_run_it_fits_a_screen() -> None:
     assert whole.count("\n") > 60
     assert 24 <= len(lines) <= 40
     assert max(map(len, lines)) <= text.WIDTH
+    assert max(map(len, text.on_a_screen(document, width=80).splitlines())) <= 80
+    assert text.columns(io.StringIO()) == text.WIDTH, "a file is as wide as ever"
     verdict = text.render(report([first], ranks=mismatch().snapshot().ranks)).splitlines()[:-1]
     assert lines[: len(verdict)] == verdict
     also = [line for line in lines if line.startswith("  also: RANK DIED  begin of rank_died: and")]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from distdebug.system.proc import read_stat
-from distdebug.system.threads import Asleep, asleep_in, lock_holders
+from distdebug.system.threads import Asleep, asleep_in, lock_holder, lock_holders
 from tests.support.waiting import until
 
 _SERVER = """
@@ -136,4 +136,5 @@ def test_who_holds_the_lock_on_a_file(tmp_path: Path) -> None:
         until(lambda: all(one.pid in lock_holders() for one in waiting))
         assert {lock_holders()[one.pid] for one in waiting} == {os.getpid()}
         assert asleep_in(waiting[1].pid, waiting[1].pid).awaits == str(path)
+        assert (lock_holder(str(path)), lock_holder(__file__)) == (os.getpid(), 0)
         fcntl.flock(held, fcntl.LOCK_UN)

@@ -20,6 +20,7 @@ from distdebug.record.ops import OPS
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.snapshot import Call, Process
 from distdebug.record.writing.writer import FlightWriter
+from tests.support.fake_nccl.backend import on_cuda
 
 NAME, RANKS = "0", (0, 1, 2)
 
@@ -127,6 +128,23 @@ def test_ranks_that_came_at_different_moments_have_one_history(tmp_path: Path) -
         assert record.slot.issued == 5
         chains.append(record.slot.chain)
     assert chains[0] == chains[1]
+
+
+def test_a_call_on_a_gpu_without_a_work_goes_on(
+    group: HookedGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's NCCL hands out none where the program waits for the call itself."""
+    end = Work()
+    monkeypatch.setattr(outstanding, "StreamEnd", lambda inner, device: end)
+    group.begin_after(0)
+    make(group, Told("ALLREDUCE", 0, [on_cuda(torch.ones(1))]))
+    outstanding.poll_streams()
+    (call,) = calls(tmp_path)
+    assert (call.state, outstanding.oldest()) == (CallState.STARTED, 0)
+    end.done = True
+    outstanding.poll_streams()
+    (call,) = calls(tmp_path)
+    assert (call.state, outstanding.oldest()) == (CallState.COMPLETED, None)
 
 
 def test_what_the_backend_refuses_is_no_call_of_the_group(

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from distdebug.rank.group import outstanding
-from distdebug.rank.group.outstanding import UnwaitedWork
+from distdebug.rank.group.outstanding import Followed, UnwaitedWork
 from distdebug.rank.group.tracked_work import TrackedWork, track
 from distdebug.rank.process import heartbeat
 from distdebug.rank.process.heartbeat import Heartbeat
@@ -84,10 +84,10 @@ def test_dropped_by_a_thread_without_frames(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_coalesced() -> None:
-    outstanding.gather(True)
+    outstanding.gather()
     handle = call(1, complete=False)
     del handle
-    outstanding.gather(False)
+    assert outstanding.gathered(lambda: 7, None, ()) == 7
     assert not outstanding.unwaited
     handle = call(2, complete=False)
     del handle
@@ -309,12 +309,14 @@ class Event:
         return self.over
 
 
-@pytest.mark.parametrize("error", ["SUCCESS", "REMOTE_ERROR"])
+@pytest.mark.parametrize("error", ["SUCCESS", "REMOTE_ERROR", None])
 def test_a_call_whose_backend_hands_out_no_work(
-    case: Case, monkeypatch: pytest.MonkeyPatch, error: str
+    case: Case, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
     """torch's NCCL, where the program waits for the call itself."""
-    backend = SimpleNamespace(get_error=lambda: SimpleNamespace(name=error))
+    backend = SimpleNamespace()
+    if error is not None:
+        backend.get_error = lambda: SimpleNamespace(name=error)
     inner = SimpleNamespace(_get_backend=lambda device: backend)
     given = ([torch.zeros(1)], object())
     assert outstanding.stream_end(inner, given) is None  # a CPU has no streams
@@ -324,13 +326,13 @@ def test_a_call_whose_backend_hands_out_no_work(
     assert end is not None
     assert outstanding.goes_on(end)
     number, thread = case.author.call()
-    outstanding.follow(case.recorder, case.author.group, number, end)
+    outstanding.follow(Followed(case.recorder, case.author.group, number, end))
     case.author.writer.hand_over(number, thread)
     outstanding.poll_streams()
     assert (case.call().state, outstanding.oldest()) == (CallState.STARTED, 0)
     monkeypatch.setattr(Event, "over", True)
     outstanding.poll_streams()
-    state = CallState.COMPLETED if error == "SUCCESS" else CallState.FAILED
+    state = CallState.FAILED if error == "REMOTE_ERROR" else CallState.COMPLETED
     assert (case.call().state, outstanding.oldest()) == (state, None)
 
 

@@ -121,7 +121,8 @@ def test_a_zombie_with_threads_lives_and_has_its_children(launch: Launch, tmp_pa
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["no-such-command-here"], "no such command on PATH"),
+        (["no-such-command-here"], "no such command on PATH$"),
+        (["train.py"], "on PATH; a script of Python runs as `python train.py`"),
         (["./no/such/file"], "there is no such file"),
         (["/etc/passwd"], "not executable"),
         (["/"], "not executable"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +219,34 @@ def test_what_the_kernel_tells_of_a_sleep(
     assert [line for line in details if line.startswith("rank 1")] == (
         [f"rank 1 {said}"] if said else []
     )
+
+
+POLLS = """
+import sys, time
+def acquire(path, keep):
+    while True:
+        file = open(path)
+        if not keep: file.close()
+        print(flush=True)
+        time.sleep(0.05)
+acquire(*(sys.argv[1:] if sys.argv[2:] else (sys.argv[1].encode(), True)))
+"""
+
+
+@pytest.mark.parametrize("given", [("x.lock", ""), ("x.lock",), ("other", "")])
+def test_who_has_locked_what_a_rank_polls(given: tuple[str, ...], tmp_path: Path) -> None:
+    """It has the path among its variables, or only the file open; or another file."""
+    (tmp_path / "other").touch()
+    lock, name = tmp_path / "x.lock", str(tmp_path / given[0])
+    command = [sys.executable, "-c", POLLS, name, *given[1:]]
+    with lock.open("w") as held, subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        evidence = Evidence({}, {0: os.getpid(), 1: rank.pid})
+        said = f"polls, with {name} in hand, on which rank 0 has a lock"
+        assert evidence._polls(rank.pid) == (said if given[0] == "x.lock" else "")
+        rank.kill()
 
 
 def test_a_rank_without_a_record_that_others_wait_for() -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from distcore.bootstrap import listener
 from distdebug.record.snapshot import Standstill
-from distdebug.supervisor.stacks.sights import look
+from distdebug.supervisor.stacks.sights import Sight, Thread, look
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 from distdebug.supervisor.stacks.standstill_watch import standstill_of
 from tests.support.waiting import until
 
@@ -215,3 +217,15 @@ def test_a_thread_without_code_of_the_programs_keeps_it(
 @pytest.mark.parametrize("name", MAY_GO_ON)
 def test_what_may_bring_it_on(found: dict[str, Standstill], name: str) -> None:
     assert found[name].goes_on.startswith(MAY_GO_ON[name]), found[name]
+
+
+@pytest.mark.parametrize(("file", "goes_on"), [(listener.__file__, ""), ("/u/serve.py", "serves")])
+def test_the_listener_for_other_ranks_brings_nobody_on(file: str, goes_on: str) -> None:
+    """At DETAIL every rank has it."""
+    polls, accepts = (Frame("poll", "/u/train.py", 3),), (Frame("run", file, 9),)
+    threads = [
+        Thread(ThreadStack(1, 1, "MainThread", False, False, polls), 9.0, False),
+        Thread(ThreadStack(2, 2, "", False, False, accepts), 9.0, False, serves="127.0.0.1:1"),
+    ]
+    found = standstill_of(Sight(1, "S", threads), 7, 9.0)
+    assert found.goes_on.partition(" ")[0] == goes_on, found
