@@ -60,7 +60,7 @@ def _value(kind: Any, value: Any, most_text: int) -> Any:
     ):
         raise TypeError(f"{value!r:.80} is no {kind}")
     if kind is str:
-        return clean(value, most_text)
+        return clean(str(value), most_text)
     if kind is bool:
         return value
     number = whole(value) if isinstance(value, int) else finite(value)
