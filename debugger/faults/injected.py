@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.plain_data import WRONG, made_of
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.safe_files import AddedLines, append, object_of
 from . import plan
 from .plan import Plan

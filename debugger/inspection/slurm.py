@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import UsageError
 from ..hook import loading
 from ..record.limits import MOST_RANKS
-from ..record.plain_data import WRONG, made_of
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.safe_text import clean, whole_number
 from .limits import TOOL_S
 from .look import Look, Stance

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ..record import layout, steady_clock
-from ..record.plain_data import WRONG, made_of
 from ..record.reading import copies
 from ..record.reading.last_words import LastWords, WrittenLastWords
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.reading.record_source import BranchSource, RecordSource, ReplicaSource
 from ..record.reading.ring import FlightError
 from ..record.replicas import MOST_REPLICA_BYTES

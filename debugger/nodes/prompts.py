@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..record.plain_data import made_of
+from ..record.reading.plain_data import made_of
 from ..record.requests import breakpoints, supervision
 from ..record.requests.breakpoints import (
     MAX_MESSAGE_BYTES,

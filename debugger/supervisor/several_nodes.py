@@ -19,8 +19,8 @@ from ..nodes.several import MOST, Several
 from ..record import steady_clock
 from ..record.exits import ExitStatus
 from ..record.limits import MOST_RANKS
-from ..record.plain_data import WRONG, made_of
 from ..record.reading.copies import FEW_NODES
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.reading.reader import FlightReader
 from ..record.reading.records import Records
 from ..record.runs.run_directory import RunDirectory

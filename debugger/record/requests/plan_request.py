@@ -9,11 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..plain_data import WRONG, made_of
 from ..safe_files import object_of
-
-MOST_TEXT = 4096
-"""The longest text of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +86,18 @@ class Outcome:
     def read(cls, directory: Path) -> Outcome | None:
         """None where there is none in this run directory, or it is damaged."""
         try:
-            return made_of(cls, object_of((directory / cls.NAME).read_bytes()), MOST_TEXT)
-        except (OSError, *WRONG):
+            found = object_of((directory / cls.NAME).read_bytes())
+            return cls(
+                {int(rank): int(status) for rank, status in found["statuses"].items()},
+                {int(rank): str(why) for rank, why in found["cut"].items()},
+                int(found["runs"]),
+                float(found["seconds"]),
+                int(found["most_private_bytes"]),
+                int(found["most_waiting"]),
+                str(found["accelerator"]),
+                {str(backend): int(size) for backend, size in found["buffers"].items()},
+            )
+        except (OSError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
     @property

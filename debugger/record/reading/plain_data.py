@@ -13,8 +13,8 @@ from enum import Enum
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from .safe_files import finite, whole
-from .safe_text import clean
+from ..safe_files import finite, whole
+from ..safe_text import clean
 
 T = TypeVar("T")
 WRONG = (ValueError, TypeError, KeyError)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distdebug.record.plain_data import WRONG, made_of
+from distdebug.record.reading.plain_data import WRONG, made_of
 
 
 class Colour(str, Enum):
