@@ -8,6 +8,7 @@ have its ranks on several hosts: `several_nodes` (where ranks are read, looked i
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 import sys
@@ -57,6 +58,9 @@ from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.evidence import Evidence
 from .stacks.standstill_watch import StandstillWatch
 from .watch import Look, Policy, without_deaths_by
+
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*$", re.MULTILINE)
+"""The last line of a traceback. torchrun's ChildFailedError has its text below that."""
 
 
 class Supervisor:
@@ -422,8 +426,14 @@ def _report(
     ends = ranks
     with run.faults.guard("how the ranks ended"):
         ends = newest_ranks(run.watch.only_look().snapshots)
-    memory = ": the kernel killed it, out of memory" if oom_killed else ""
-    notes = [f"the command itself ended with {status}{memory}"] if unexplained else []
+    # torchrun's own words are kept in a file; they matter where we found no better ones.
+    words = ""
+    if unexplained:
+        with contextlib.suppress(OSError):
+            words = (run.directory.logs / "launcher.err").read_text("utf-8", "backslashreplace")
+    raised = ["the kernel killed it, out of memory"] if oom_killed else _RAISED.findall(words)
+    ending = ": ".join([f"the command itself ended with {status}", *raised[-1:]])
+    notes = [clean(ending, 400)] if unexplained else []
     world_size = max((one.world_size for one in look.snapshots), default=0)
     world_size = world_size or run.outside.seen["world_size"]
     watched = sorted({*ranks, *ends})
@@ -464,9 +474,7 @@ def _report(
         run.job.publish(report)
     _close_app(run)
     if unexplained and not any(one.severity == "error" for one in findings):
-        # torchrun's own words are kept in a file; they matter where we found no better ones.
         with contextlib.suppress(OSError):
-            words = (run.directory.logs / "launcher.err").read_text(errors="backslashreplace")
             sys.stderr.write(clean(words, max_length=20_000, newlines=True))
     _print(report, rendered)
     for failure in run.directory.failures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import subprocess
 from pathlib import Path
 from unittest import mock
@@ -84,6 +85,16 @@ def test_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "it ran" not in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_port_that_is_taken_is_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = runs.run("run", ["-n", "2", "--master-port", port, "train.py"], tmp_path)
+    assert (done.report["outcome"], done.exit_code) == ("failed", 1), done.explain()
+    assert "exit code 1: torch.distributed.DistNetworkError: " in done.report["notes"][0]
+    assert f"port: {port}" in done.report["notes"][0]
 
 
 def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
