@@ -47,8 +47,9 @@ from .peer_memory import REORDERS, Fenced, PeerMemory
 WORDS_BYTES = 4096
 RING_BYTES = 1024 * 1024
 LANE_BYTES = WORDS_BYTES + RING_BYTES
-PIECE_BYTES = 128 * 1024
-"""Of a long message in one record: a processor's own cache holds it until the other has read it."""
+PIECE_BYTES = RING_BYTES // 2 - 64
+"""Of a long message in one record: two with their heads fill the ring, so that one is written while
+the other is read. A longer one might never find room: what is skipped at the ring's end counts."""
 
 HEAD, TAIL, BELL, TAKEN = 0, 8, 16, 24  # a cache line each
 NOBODY, WAITER, THREAD, ROOM, MESSAGES, ANSWERS = 0, 1, 2, 4, 8, 16

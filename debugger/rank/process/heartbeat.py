@@ -22,6 +22,7 @@ from ..limits import ASKING_CPU_S, HEARTBEAT_S
 from ..log.rank_log import report_own_fault
 from ..record import call_site, frames
 from ..record.recorder import Recorder
+from ..torch_private.training import asks_beside_captures
 
 _STILL_BEATS = 20
 """The number of beats for which the main thread must stand still to count as waiting for a GPU."""
@@ -63,8 +64,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         also: Callable[[], None] | None = self._also
+        beside_captures = False
         while not self._stop.wait(HEARTBEAT_S):
             try:
+                beside_captures = beside_captures or asks_beside_captures()
                 self.beat()
             except Exception as error:
                 report_own_fault("the heartbeat", error)

@@ -5,6 +5,7 @@ FSDP, the first one and the second, shards together."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import re
@@ -205,6 +206,19 @@ def capturing() -> bool:
     """Whether this thread captures a CUDA graph."""
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def asks_beside_captures() -> bool:
+    """Lets this thread ask for CUDA's events while other threads capture graphs, which CUDA takes
+    by default for a mistake that ends the capture; whether there is no more to do for that."""
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return False
+    with contextlib.suppress(OSError, AttributeError):  # another vendor's GPUs
+        thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
+    return True
 
 
 _DDP = "torch.nn.parallel.distributed"

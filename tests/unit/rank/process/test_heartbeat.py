@@ -11,13 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from distdebug.rank.group import outstanding
+from distdebug.rank.group.outstanding import UnwaitedWork
 from distdebug.rank.group.tracked_work import TrackedWork
 from distdebug.rank.process import heartbeat
-from distdebug.rank.process.heartbeat import BEATS, ONLY_ASKS, Asking
+from distdebug.rank.process.heartbeat import BEATS, ONLY_ASKS, Asking, Heartbeat
+from distdebug.rank.torch_private import training
 from distdebug.record.snapshot import Wait
 from distdebug.system.proc import times_slept
+from tests.support.waiting import until
 from tests.unit.rank.group.test_outstanding import Case, Work, case
 from tests.unit.record.test_flight import ALIVE, read
 
@@ -42,6 +46,38 @@ def test_who_gets_no_core_does_not_wait_for_a_call(
 
 def test_of_a_thread_that_is_not_there_nobody_can_tell(tmp_path: Path) -> None:
     assert times_slept(7, tmp_path) is None
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_a_heartbeat_disturbs_no_capture(
+    case: Case, monkeypatch: pytest.MonkeyPatch, initialized: bool
+) -> None:
+    """In its own thread, once CUDA is there: by default no thread may ask for an event while
+    another one captures a graph."""
+    set_by: list[tuple[bool, int]] = []
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+            is_main = threading.current_thread() is threading.main_thread()
+            set_by.append((is_main, mode._obj.value))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(training.ctypes, "CDLL", Driver)
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    beats = Heartbeat(case.recorder, UnwaitedWork(case.recorder), look)
+    beats.start()
+    until(lambda: looks >= 3, lambda: str(looks))
+    beats.stop()
+    assert set_by == ([(False, 1)] if initialized else [])
 
 
 def test_a_thread_that_waits_for_another_sleeps() -> None:
