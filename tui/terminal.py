@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import select
 import signal
@@ -36,6 +37,9 @@ class LastingDriver(LinuxDriver):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        if isinstance(self._file, io.TextIOWrapper):
+            # What the locale lacks must not take more than its cell, as an escape would.
+            self._file.reconfigure(errors="replace")
         self._file = cast(Any, _Drawn(cast(TextIO, self._file)))
         self._next_look: asyncio.TimerHandle | None = None
 

@@ -52,7 +52,7 @@ class AttachCommand(Command):
         directory = node_of_view(directory) or directory
         stop = _chosen(directory, args.rank)
         if stop.address:
-            raise UsageError(f"{stop.notice('')}")
+            raise UsageError(stop.notice(""))
         try:
             connection = connect(directory, stop)
         except OSError as error:

@@ -21,7 +21,10 @@ class ExplainCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "kind", nargs="?", metavar="KIND", help="a kind of finding (default: list them)"
+            "kind",
+            nargs="?",
+            metavar="KIND",
+            help="a kind of finding, or its title in a report (default: list them)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -29,9 +32,11 @@ class ExplainCommand(Command):
             for name in KINDS:
                 print(page(name).partition("\n")[0].removeprefix("# "))
             return 0
-        name = args.kind.lower().replace(" ", "_").replace("-", "_")
+        titled = [kind for kind, one in KINDS.items() if one.title == args.kind.upper()]
+        name = titled[0] if len(titled) == 1 else args.kind.lower()
+        name = name.replace(" ", "_").replace("-", "_")
         if name not in KINDS:
-            near = nearest_word(name, KINDS)
+            near = ", ".join(titled) or nearest_word(name, KINDS)
             hint = f"did you mean {near}?" if near else "`distdebug explain` lists them"
             raise UsageError(f"no kind of finding is called {args.kind!r}: {hint}")
         print(page(name), end="")

@@ -139,5 +139,6 @@ def _rank(trace: Trace, rank: int) -> Document:
         "calls": len(entries),
         "state": state,
         "call": clean(str(shown.signature)) if shown else None,
+        "call_is": "object",
         "location": document.location(shown.site) if shown else None,
     }

@@ -94,7 +94,6 @@ class ReportCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..foreign.dump_files import looks_like_dumps
-        from ..record.runs.run_directory import RunDirectory
         from .whole_job import opened_whole
 
         if args.schema:
@@ -104,24 +103,31 @@ class ReportCommand(Command):
             from ..reports.html import page
 
             page.check(args.html)  # before anything takes its time
+        if args.run is not None and looks_like_dumps(path := Path(args.run)):
+            return self._show_dumps(path, args)
         if args.traffic:
             return self._show_traffic(args)
         if args.calls is not None:
             return self._show_calls(args)
         if args.replicas:
             return self._show_replicas(args)
-        if args.run is not None and looks_like_dumps(path := Path(args.run)):
-            from . import foreign_report
-
-            if args.html is not None:
-                with foreign_report.as_run(path) as run:
-                    return self._show(RunDirectory.open(run), args, path)
-            found = foreign_report.judged(path)
-            shown = rendered(found.document, args.form, path)
-            return _tell(found.document, found.faults, shown, args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
             return self._show(directory, args)
+
+    def _show_dumps(self, path: Path, args: argparse.Namespace) -> int:
+        from ..record.runs.run_directory import RunDirectory
+        from . import foreign_report
+
+        if args.html is not None or args.traffic or args.calls is not None or args.replicas:
+            with foreign_report.as_run(path) as run:
+                if args.html is not None:
+                    return self._show(RunDirectory.open(run), args, path)
+                args.run = str(run)
+                return self.run(args)
+        found = foreign_report.judged(path)
+        shown = rendered(found.document, args.form, path)
+        return _tell(found.document, found.faults, shown, args.exit_code)
 
     @staticmethod
     def _show_traffic(args: argparse.Namespace) -> int:

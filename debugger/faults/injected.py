@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.safe_files import AddedLines, append, object_of
 from . import plan
 from .plan import Plan
@@ -63,8 +64,8 @@ class FaultWatch:
 
 
 FILE = "injected.jsonl"
-_NUMBERS = ("fault", "rank", "pid", "time_ns")
-_TEXTS = ("where", "group", "file", "refused")
+MOST_TEXT = 4096
+"""The longest text of a line."""
 MOST_LINES = 100
 """The most lines of one fault in one rank: one that happens at every call fills no disk."""
 
@@ -117,12 +118,7 @@ class InjectedLog:
 
 def entry(line: bytes) -> Injected | None:
     """Reads one line; None for what is no such line."""
-    value = object_of(line)
-    if not all(isinstance(value.get(name, 0), int) for name in (*_NUMBERS, "line")):
-        return None
-    if not all(isinstance(value.get(name, ""), str) for name in _TEXTS):
-        return None
     try:
-        return Injected(**value)
-    except TypeError:
+        return made_of(Injected, object_of(line), MOST_TEXT)
+    except WRONG:
         return None

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from typing import Any
 from ..errors import UsageError
 from ..hook import loading
 from ..record.limits import MOST_RANKS
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.safe_text import clean, whole_number
-from ..record.snapshot import CallSite
-from ..record.wording import RankState
 from .limits import TOOL_S
 from .look import Look, Stance
 
@@ -93,7 +91,6 @@ def _slurms(words: Sequence[str], limit_s: float) -> subprocess.CompletedProcess
 MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/3"
 _MOST_TEXT = 512
-_MOST_LINES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +117,7 @@ class Whole:
 
 def written(part: Part) -> str:
     """The part as a line that `read` finds among whatever else is printed."""
-    told = asdict(part.look)
-    for rank, one in part.look.ranks.items():
-        told["ranks"][rank]["doing"] = one.doing.name
-    told |= {"schema": _SCHEMA, "host": part.host, "pids": dict(part.pids)}
-    return MARK + json.dumps({**told, "signs": list(part.signs), "notes": list(part.notes)})
+    return MARK + json.dumps({"schema": _SCHEMA, **asdict(part)})
 
 
 def read(output: str) -> tuple[list[Part], list[str]]:
@@ -137,7 +130,7 @@ def read(output: str) -> tuple[list[Part], list[str]]:
             continue
         try:
             parts.append(_part(json.loads(text)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (*WRONG, RecursionError) as error:
             others.append(
                 f"{clean(mark, 80)} a look that cannot be read: {clean(repr(error), 200)}"
             )
@@ -180,73 +173,14 @@ def whole(parts: Sequence[Part]) -> Whole:
     )
 
 
-def _part(told: Mapping[str, Any]) -> Part:
-    if told["schema"] != _SCHEMA:
-        raise ValueError(f"it is {told['schema']!r}, and this is {_SCHEMA}")
-    ranks = {
-        _rank(rank): Stance(**{name: read(one[name]) for name, read in _FIELDS.items()})
-        for rank, one in told["ranks"].items()
-    }
-    look = Look(
-        ranks,
-        tuple(map(_rank, told["missing"])),
-        tuple(map(_rank, told["twice"])),
-        tuple(map(_rank, told["never_came"])),
-        _rank(told["world_size"]),
-        _text(told["unserved"]),
-        float(told.get("age_s", 0.0)),
-    )
-    return Part(
-        clean(str(told["host"]), 80),
-        look,
-        {_rank(rank): int(pid) for rank, pid in told["pids"].items()},
-        [clean(str(sign), _MOST_TEXT) for sign in told["signs"]],
-        [clean(str(note), _MOST_TEXT) for note in told["notes"]],
-    )
-
-
-def _rank(value: object) -> int:
-    if not re.fullmatch(r"\d{1,6}", str(value)) or int(str(value)) > MOST_RANKS:
-        raise ValueError(f"{value!r} is no rank")
-    return int(str(value))
-
-
-def _site(told: Mapping[str, Any]) -> CallSite:
-    file, function, through = (_text(told[name]) for name in ("file", "function", "through"))
-    return CallSite(file, int(told["line"]), function, through)
-
-
-def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-def _each(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda values: tuple(map(read, values[:_MOST_LINES]))
-
-
-def _text(value: object) -> str:
-    return clean(str(value), _MOST_TEXT)
-
-
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "doing": lambda name: RankState[str(name)],
-    "op": _text,
-    "call": _optional(_text),
-    "site": _optional(_site),
-    "still_s": float,
-    "running": bool,
-    "group": _optional(_text),
-    "not_in": _each(_text),
-    "peers": _each(_rank),
-    "keys": _each(_text),
-    "arguments": lambda told: {_text(name): _text(value) for name, value in told.items()},
-    "cause": _optional(_text),
-    "computes": bool,
-    "moves_data": bool,
-    "at_work": bool,
-    "serves": _text,
-    "wakes_in_s": _optional(float),
-    "lines": _each(_text),
-}
-"""How each field of a stance is read: another node has told it. That of `thread` has served its
-purpose where the node looked."""
+def _part(told: dict[str, Any]) -> Part:
+    schema = told.pop("schema")
+    if schema != _SCHEMA:
+        raise ValueError(f"it is {schema!r}, and this is {_SCHEMA}")
+    part = made_of(Part, told, _MOST_TEXT)
+    look = part.look
+    ranks = {*look.ranks, *look.missing, *look.twice, *look.never_came, look.world_size}
+    ranks.update(peer for one in look.ranks.values() for peer in one.peers)
+    if not all(0 <= rank <= MOST_RANKS for rank in ranks):
+        raise ValueError(f"{min(ranks)} or {max(ranks)} is no rank")
+    return part

@@ -25,11 +25,11 @@ from typing import Any
 from ..record import layout, steady_clock
 from ..record.reading import copies
 from ..record.reading.last_words import LastWords, WrittenLastWords
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.reading.record_source import BranchSource, RecordSource, ReplicaSource
 from ..record.reading.ring import FlightError
 from ..record.replicas import MOST_REPLICA_BYTES
-from ..record.safe_files import whole
-from ..record.snapshot import CallSite, Process, Standstill
+from ..record.snapshot import Process
 from .many_nodes import Pace
 from .messages import Message, Patch, bounded, packed
 
@@ -189,6 +189,8 @@ REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
 BRANCHES = re.compile(r"pid-\d{1,10}\.branches")
 MOST_FILES = 4096
 """The most files of one node."""
+MOST_TEXT = 4096
+"""The longest text that is told of a process, such as a path."""
 
 
 class MirrorError(ValueError):
@@ -407,41 +409,14 @@ def _by(process: Process, add_ns: int) -> Process:
 def process_values(process: Process, said: LastWords | None, offset_ns: int) -> list[Any]:
     """Returns the process as it goes over the wire, with what it said of its end; times by the
     node's monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
-    return [*astuple(_by(process, -offset_ns)), None if said is None else said.values()]
-
-
-def _count(value: Any) -> int | None:
-    return None if value is None else whole(value)
-
-
-def _standstill_of(values: Any) -> Standstill | None:
-    if values is None:
-        return None
-    since, thread, site, call, leaving, locked, awaits, others, goes_on = values
-    place = None
-    if site is not None:
-        file, line, function, through = site
-        place = CallSite(str(file), whole(line), str(function), str(through))
-    texts = str(awaits), tuple(map(str, others)), str(goes_on)
-    return Standstill(
-        whole(since), str(thread), place, str(call), leaving is True, locked is True, *texts
-    )
+    return [*astuple(_by(process, -offset_ns)), None if said is None else astuple(said)]
 
 
 def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, code, signal, oom, ended, busy, asked, replaced, still, said = values
-        fields: list[Any] = [
-            alive is True,
-            str(state)[:1],
-            _count(code),
-            _count(signal),
-            oom is True,
-        ]
-        fields += [_count(ended), None if busy is None else busy is True]
-        fields += [asked is True, replaced is True, _standstill_of(still)]
-        process = Process(*fields)
-        return _by(process, offset_ns), None if said is None else LastWords.of(said)
-    except (ValueError, TypeError, OverflowError):
+        *told, said = values
+        process = _by(made_of(Process, told, MOST_TEXT), offset_ns)
+        return process, None if said is None else made_of(LastWords, said, MOST_TEXT)
+    except WRONG:
         raise MirrorError("what a node reports of a process cannot be read") from None

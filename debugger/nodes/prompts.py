@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..record.reading.plain_data import made_of
 from ..record.requests import breakpoints, supervision
 from ..record.requests.breakpoints import (
     MAX_MESSAGE_BYTES,
@@ -33,7 +34,6 @@ from ..record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from ..record.wording import printable
 from .messages import Message
 
 MOST_STOPS = 4096
@@ -239,10 +239,7 @@ class Prompts:
 
 
 def _stop_of(row: Any) -> Stop:
-    rank, pid, file, line, function, why, address = row
-    numbers = (rank, pid, line)
-    if any(type(one) is not int or not 0 <= one < 1 << 32 for one in numbers):
+    stop = made_of(Stop, row, MOST_TEXT)
+    if stop.rank is None or not all(0 <= one < 1 << 32 for one in (stop.rank, stop.pid, stop.line)):
         raise ValueError("a node reports a breakpoint that does not exist")
-    texts = (printable(str(one), MOST_TEXT) for one in (file, function, why, address))
-    file, function, why, address = texts
-    return Stop(rank, pid, file, line, function, why, address)
+    return stop

@@ -24,10 +24,11 @@ def explanation(
 ) -> Fault | None:
     """The fault that explains the finding; None where none does.
 
-    It happened in a rank among the culprits (of a link: among all ranks of the finding), at or
-    before the finding became observable; or, where none did, before it was detected, `after_s`
-    seconds later: who waits for a late rank waits before that rank is. Of several it is the last
-    one that leads to such a finding, else the last one.
+    It happened in a rank among the culprits (of a link, or an Inf that calls pass on to another
+    rank: among all ranks of the finding), at or before the finding became observable; or, where
+    none did, before it was detected, `after_s` seconds later: who waits for a late rank waits
+    before that rank is. Of several it is the last one that leads to such a finding, else the last
+    one.
     """
     faults = {fault.number: fault for fault in plan.faults}
     culprits = set(finding.culprits) or set(finding.ranks)
@@ -39,7 +40,10 @@ def explanation(
             continue
         if finding.about.only_by and fault.action not in finding.about.only_by:
             continue
-        if culprits & {one.rank} if _of_ranks(fault) else concerned & set(fault.ranks):
+        action = ACTIONS.get(fault.action)
+        spreads = finding.about.spreads and action is not None and finding.kind in action.leads_to
+        among = concerned if spreads else culprits
+        if among & {one.rank} if _of_ranks(fault) else concerned & set(fault.ranks):
             found.append((one, fault))
     observable_ns = finding.observable_ns
     in_time = [pair for pair in found if not observable_ns or pair[0].time_ns <= observable_ns]

@@ -20,11 +20,10 @@ from ..record import steady_clock
 from ..record.exits import ExitStatus
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
+from ..record.reading.plain_data import WRONG, made_of
 from ..record.reading.reader import FlightReader
 from ..record.reading.records import Records
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_files import whole
-from ..record.safe_text import clean
 from ..record.snapshot import LostNode, Rank, Snapshot
 from ..reports.stored import Document, received
 from .command.interrupts import Interrupts
@@ -32,7 +31,7 @@ from .command.launch import Launch, end_tree, forward
 from .limits import ASKED_STACKS_S
 from .machine.processes import ProcessTable
 from .stacks.evidence import Evidence, gather, keep
-from .stacks.stacks import Frame, ThreadStack
+from .stacks.stacks import ThreadStack
 from .watch import LocalReader
 
 if TYPE_CHECKING:
@@ -196,8 +195,8 @@ def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
         for text, threads in ranks.items() if isinstance(ranks, Mapping) else ():
             try:
                 rank = int(text)
-                found = [_thread_of(row) for row in threads]
-            except (ValueError, TypeError, KeyError, OverflowError):
+                found = [made_of(ThreadStack, row, MOST_TEXT) for row in threads]
+            except WRONG:
                 continue
             if 0 <= rank < MOST_RANKS and found:
                 stacks.setdefault(rank, found)
@@ -215,25 +214,6 @@ def _thread_to_json(one: ThreadStack) -> list[Any]:
         one.wait,
         one.source,
     ]
-
-
-def _thread_of(row: Any) -> ThreadStack:
-    thread_id, native_id, name, holds_gil, active, frames, wait, source = row
-    return ThreadStack(
-        thread_id=whole(thread_id),
-        native_id=whole(native_id),
-        name=clean(str(name), 80),
-        holds_gil=holds_gil is True,
-        active=active is True,
-        frames=tuple(
-            Frame(
-                clean(str(f), MOST_TEXT), clean(str(file), MOST_TEXT), whole(line), native is True
-            )
-            for f, file, line, native in frames[:MOST_FRAMES]
-        ),
-        wait=clean(str(wait), 80),
-        source=clean(str(source), 20),
-    )
 
 
 class JobRanks:

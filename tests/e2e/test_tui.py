@@ -13,6 +13,7 @@ import pytest
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process
+from fixtures import recorded
 from tests.support.runs import DISTDEBUG, LIMIT_S
 from tests.support.tmux import Terminal, needs_tmux
 from tests.support.waiting import until
@@ -216,3 +217,15 @@ def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert "needs a terminal" in done.stderr
     assert len(list((tmp_path / ".distdebug").glob("[0-9l]*"))) == 2  # one run, `latest`
+
+
+@needs_tmux
+def test_what_the_locale_lacks_takes_one_cell(tmp_path: Path) -> None:
+    run = recorded.unpack("mismatch", tmp_path / "run").path
+    ascii_only = ["LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0"]
+    command = ["env", *ascii_only, str(DISTDEBUG), "tui", str(run)]
+    with Terminal(command, tmp_path, (80, 24)) as terminal:
+        text = terminal.until("rank?  state ", "computing")
+        assert "?" * 80 in text.splitlines(), "the line below the rows, as wide as ever"
+        assert "\\u2" not in text
+        terminal.press("q")

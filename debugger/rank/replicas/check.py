@@ -688,7 +688,7 @@ class ReplicaCheck:
         tensors = [one for _, one in named]
         alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
         self._replicas = alive
-        columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
+        columns = quantities.columns(optimizer, [name[:200] for name, _ in named], tensors)
         if declared.use == EVALUATED:
             columns = [Column(BUFFER, name[:200]) for name, _ in named]
         local = [quantities.local(one) for one in tensors]

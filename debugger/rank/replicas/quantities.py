@@ -89,13 +89,16 @@ def local(tensor: Any) -> Tensor | None:
     return tensor if _is_readable(tensor) and tensor.numel() else None
 
 
-def columns(optimizer: Optimizer | None, names: Sequence[str]) -> list[Column]:
-    """Returns the columns of `read` for a replica of parameters with these names,
-    in order."""
+def columns(
+    optimizer: Optimizer | None, names: Sequence[str], parameters: Sequence[Tensor]
+) -> list[Column]:
+    """Returns the columns of `read` for a replica of these parameters with these names, in
+    order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
     if optimizer is not None:
         found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
-        found += [Column(HYPERPARAMETER, name) for name, _ in hyperparameters(optimizer)]
+        numbers = hyperparameters(optimizer, parameters)
+        found += [Column(HYPERPARAMETER, name) for name, _ in numbers]
     return found
 
 
@@ -157,7 +160,7 @@ def read(
     if optimizer is not None:
         kind = type(optimizer)
         totals.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
-        totals += [bits_of(value) for _, value in hyperparameters(optimizer)]
+        totals += [bits_of(value) for _, value in hyperparameters(optimizer, parameters)]
     # A scheduler may have added a hyper-parameter since: the first ones are what they were.
     return (totals + [_ABSENT] * columns)[:columns], elements
 
@@ -214,11 +217,16 @@ def _states(optimizer: Optimizer | None, parameters: Sequence[Tensor]) -> list[l
     return [[kept[name] for name in sorted(kept, key=str)] for kept in every]
 
 
-def hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:
-    """Name and value of each number that decides about a step."""
+def hyperparameters(
+    optimizer: Optimizer, parameters: Sequence[Tensor] | None = None
+) -> list[tuple[str, float]]:
+    """Name and value of each number that decides about a step of these parameters (None: of all).
+    Others of the optimizer may be one rank's own, a stage's or an expert's, with its own rate."""
+    wanted = {id(one) for one in parameters or ()}
     return [
         (f'param_groups[{index}]["{name}"]{where}', value)
         for index, group in enumerate(optimizer.param_groups)
+        if parameters is None or any(id(one) in wanted for one in group["params"])
         for name in _COMPARED
         for where, value in _numbers(group.get(name))
     ]

@@ -7,10 +7,9 @@ import re
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..requests import stack_dump, supervision
-from ..safe_files import end_of, whole
+from ..safe_files import end_of
 from ..safe_text import clean
 from ..snapshot import CallSite, Process, is_own
 
@@ -36,22 +35,6 @@ class LastWords:
 
     stack: tuple[str, ...]
     site: CallSite | None
-
-    def values(self) -> list[Any]:
-        """Returns the words for JSON."""
-        site = self.site
-        return [list(self.stack), None if site is None else [site.file, site.line, site.function]]
-
-    @classmethod
-    def of(cls, values: Any) -> LastWords:
-        """The opposite of `values`. Raises ValueError or TypeError for anything else."""
-        stack, site = values
-        lines = tuple(clean(str(line), 3 * _MOST_TEXT) for line in stack[:_MOST_FRAMES])
-        if site is None:
-            return cls(lines, None)
-        file, line, function = site
-        file, function = (clean(str(name), _MOST_TEXT) for name in (file, function))
-        return cls(lines, CallSite(file, whole(line), function))
 
 
 def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:

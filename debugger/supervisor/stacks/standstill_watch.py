@@ -26,6 +26,7 @@ from ...record.secret_words import is_secret, masked
 from ...record.snapshot import CallSite, Rank, Standstill
 from ...system import proc
 from ...system.proc import TICKS_PER_S
+from ...system.processes import Tree
 from ...system.threads import asleep_in
 from ..limits import (
     MOVING_BYTES_PER_S,
@@ -240,6 +241,8 @@ class _Sample:
     used: Mapping[int, tuple[int, int]]
     """By process: the ticks of a core, and the bytes that it has read and written; nothing where
     the ranks' records show that they are at work."""
+    launchers: Collection[int] = ()
+    """The processes above ranks."""
 
 
 class StandstillWatch:
@@ -279,7 +282,10 @@ class StandstillWatch:
         waits = [wait.activity for rank in alive.values() for wait in rank.waits]
         quiet = quiet and not any(one in FOR_RANKS or one is Activity.PAUSED for one in waits)
         pids = self._descendants() if quiet else ()
-        sample = _Sample(now_s, calls, {pid: (_ticks(pid), proc.moved_bytes(pid)) for pid in pids})
+        used = {pid: (_ticks(pid), proc.moved_bytes(pid)) for pid in pids}
+        tree = Tree() if quiet else None
+        above = [tree.above(one.pid) for one in alive.values()] if tree is not None else []
+        sample = _Sample(now_s, calls, used, frozenset(chain.from_iterable(above)))
         if not quiet or self._last is None or _has_moved(self._last, sample):
             self._quiet_since_ns = steady_clock.now_ns()
             self._seen = {}
@@ -350,11 +356,12 @@ def _has_moved(before: _Sample, now: _Sample) -> bool:
     if before.used.keys() != now.used.keys():
         return True
     gap_s = now.at_s - before.at_s
-    ranks = {pid for pid, *_ in now.calls.values()}
+    # torchrun serves the store of the ranks, which may poll that: it moves bytes at each question.
+    steady = {*now.launchers, *(pid for pid, *_ in now.calls.values())}
     return any(
         ticks - before.used[pid][0] > STILL_SHARE * TICKS_PER_S * gap_s
         or moved - before.used[pid][1]
-        > (MOVING_BYTES_PER_S if pid in ranks else TRICKLE_BYTES_PER_S) * gap_s
+        > (MOVING_BYTES_PER_S if pid in steady else TRICKLE_BYTES_PER_S) * gap_s
         for pid, (ticks, moved) in now.used.items()
     )
 

@@ -158,6 +158,14 @@ def test_an_error_that_is_known_is_one_sentence(
     assert capsys.readouterr() == ("", "distdebug: wrong word\n")
 
 
+def test_a_kind_is_explained_by_its_title_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("misaligned", "LINES PART", "lines part"):
+        assert cli.main(["explain", words]) == 0
+        assert capsys.readouterr().out.startswith("# misaligned: ")
+    assert cli.main(["explain", "MISMATCH"]) == 2, "that is the title of several"
+    assert "did you mean op_mismatch, shape_mismatch, " in capsys.readouterr().err
+
+
 def test_a_file_of_another_user_is_one_sentence(
     failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:

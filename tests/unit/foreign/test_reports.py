@@ -29,7 +29,8 @@ def test_the_verdict_is_reported_and_its_code_is_given(
     lacks = ["reduce_op", "root", "splits", "tag", "unformed_groups"]
     assert report["findings"][0]["not_in_record"] == lacks
     assert main(["report", str(tmp_path), "--junit"]) == 0
-    assert "missing_rank" in capsys.readouterr().out
+    assert "missing_rank" in (junit := capsys.readouterr().out)
+    assert ", last call" not in junit
 
 
 def test_a_mismatch_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +48,11 @@ def test_a_mismatch_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
         "line": 41,
         "function": "step",
     }
+    assert main(["report", str(tmp_path), "--calls", "1"]) == 0
+    assert "rank 1\n" in (calls := capsys.readouterr().out)
+    assert "broadcast(float32[8]) at train.py:41 in step" in calls
+    assert main(["report", str(tmp_path), "--traffic"]) == 0
+    assert "broadcast" in capsys.readouterr().out
 
 
 def steps(rank: int, wrong: list[int], first: int = 0) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ LATE = Stance(
 
 def part(host: str, *ranks: tuple[int, Stance], world_size: int = 4) -> Part:
     look = Look(dict(ranks), world_size=world_size)
-    return Part(host, look, {rank: 100 + rank for rank, _ in ranks}, [f"a sign of {host}"], ["n"])
+    return Part(host, look, {rank: 100 + rank for rank, _ in ranks}, (f"a sign of {host}",), ("n",))
 
 
 def test_a_part_is_read_as_it_was_written() -> None:
@@ -83,11 +83,12 @@ def test_who_is_on_no_node_and_who_is_on_two() -> None:
     "change",
     [
         {"schema": "distdebug.look/9"},
-        {"ranks": {"-1": {}}},
-        {"ranks": {"0": {"doing": "SOMETHING"}}},
-        {"world_size": 1 << 40},
+        {"look": {"ranks": {"-1": {"doing": RankState.CODE}}}},
+        {"look": {"ranks": {"0": {"doing": "SOMETHING"}}}},
+        {"look": {"ranks": {"0": {"doing": RankState.CODE, "peers": [-1]}}}},
+        {"look": {"ranks": {}, "world_size": 1 << 40}},
+        {"look": {"ranks": {}, "missing": ["x"]}},
         {"pids": 3},
-        {"missing": ["x"]},
     ],
 )
 def test_what_is_no_part_is_told(change: dict[str, object]) -> None:

@@ -51,6 +51,7 @@ def four_ranks() -> Run:
 
 KILLS = plan("kill(rank=1)", "kill(rank=2)")
 DELAY_AND_SKIP = plan("skip(rank=1)", "delay(rank=1, 1ms)")
+INF = plan("inf(rank=1)", "skip(rank=1)")
 LINK = plan("link(0->1, drop)")
 
 
@@ -81,6 +82,9 @@ LINK = plan("link(0->1, drop)")
         # A link has two ends, and either may be named.
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 1, victims=[0, 2]), 0),
         (LINK, [fired(0, 0, 99)], finding("missing_rank", 2, victims=[3]), None),
+        # An Inf that is passed on may be in the sum of another rank; a call is not.
+        (INF, [fired(0, 1, 98), fired(1, 1, 99)], finding("nan", 0, victims=[1]), 0),
+        (INF, [fired(1, 1, 99)], finding("nan", 0, victims=[1]), None),
     ],
 )
 def test_which_fault_explains_a_finding(

@@ -28,8 +28,8 @@ def a_step(**options: float) -> tuple[nn.Linear, torch.optim.SGD]:
 def told(
     module: nn.Module, optimizer: torch.optim.Optimizer, *, stepped: bool = True
 ) -> dict[Column, int]:
-    columns = quantities.columns(optimizer, [name for name, _ in module.named_parameters()])
-    parameters = list(module.parameters())
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    columns = quantities.columns(optimizer, names, parameters)
     values, _ = quantities.read(optimizer, parameters, None, stepped, len(columns), [])
     return dict(zip(columns, values, strict=True))
 
@@ -104,11 +104,18 @@ def test_the_state_of_others_optimisers_is_their_own() -> None:
 
 def test_a_scheduler_adds_a_number_later() -> None:
     module, optimizer = a_step()
-    columns = quantities.columns(optimizer, ["weight", "bias"])
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
     parameters = list(module.parameters())
+    columns = quantities.columns(optimizer, ["weight", "bias"], parameters)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
     values, _ = quantities.read(optimizer, parameters, None, True, len(columns), [])
     assert len(values) == len(columns)
+
+
+def test_numbers_for_parameters_of_the_rank_alone_are_left_out() -> None:
+    module, optimizer = a_step()
+    before = told(module, optimizer)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters(), "lr": 0.25})
+    assert told(module, optimizer) == before
 
 
 def test_samples_are_all_elements_of_a_small_replica() -> None:

@@ -86,6 +86,18 @@ def test_one_that_computes_is_not(watched: Watched) -> None:
     assert not watched.looks_for(1.5)
 
 
+@pytest.mark.parametrize(("launchers", "moves"), [((), True), ((7,), False)])
+def test_a_launcher_that_serves_the_ranks_store_moves_nothing(
+    launchers: tuple[int, ...], moves: bool
+) -> None:
+    """Ranks that poll the store have it move some bytes; what a rank has started may download."""
+    before, now = (
+        standstill_watch._Sample(at_s, {0: (8, 3, 5)}, {7: (0, moved), 8: (0, 0)}, launchers)
+        for at_s, moved in ((0.0, 0), (2.0, 4000))
+    )
+    assert standstill_watch._has_moved(before, now) is moves
+
+
 @pytest.mark.parametrize("activity", [Activity.IN_CALL, Activity.PAUSED])
 def test_one_that_waits_for_a_rank_or_for_a_person_is_not(
     watched: Watched, activity: Activity
