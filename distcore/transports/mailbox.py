@@ -315,9 +315,11 @@ class Mailbox:
             if posting.is_over or _now() >= until:
                 return
             self._has_slept = False
-            while _now() < until and not any(lane.has_news for lane in self._busy):
-                if posting.is_over:
-                    break
+            while (
+                _now() < until
+                and not any(lane.has_news for lane in self._busy)
+                and not posting.is_over
+            ):
                 os.sched_yield()
             self._yielding.ended(until, _now())
 
