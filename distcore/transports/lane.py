@@ -219,6 +219,7 @@ class Lane(Fenced):
         """Put what is queued, and end sends, as far as there is room."""
         sender, receiver = self.sender, self.receiver
         self._their_tail = self._theirs[TAIL]
+        sender.regain()  # else it would be news until a send needs it, and nobody could sleep
         receiver.push()
         sender.push()
         self.wants_to_write = bool(sender._short or sender._bodies or receiver._short)
@@ -328,10 +329,14 @@ class LaneSender(_LaneEnd, Sender):
     given_back = 0
     """The peer's TAKEN, when it was read last."""
 
+    def regain(self) -> None:
+        """Counts what receives have taken of buffered messages as room again."""
+        before, self.given_back = self.given_back, self._lane._theirs[TAKEN]
+        self.room += self.given_back - before
+
     def has_room(self, size: int) -> bool:
         if size > self.room:
-            before, self.given_back = self.given_back, self._lane._theirs[TAKEN]
-            self.room += self.given_back - before
+            self.regain()
         return size <= self.room
 
     def eager(self, kind: int, number: int, tag: int, text: bytes, data: memoryview) -> None:

@@ -65,7 +65,9 @@ class Program:
                 trace = trace.tb_next
         fields = [v for v in vars(lane).values() if isinstance(v, int)]
         queues = [len(end._short) for end in (lane.sender, lane.receiver)]
-        self.state += (*fields, *queues, *self.got, -1, *self.accepted_numbers, bytes(lane._in))
+        room = lane.sender.room, lane.sender.given_back
+        self.state += (*fields, *queues, *room, *self.got, -1, *self.accepted_numbers)
+        self.state += (bytes(lane._in),)
 
     def do(self, *step: Any) -> Any:
         for known in self._left:
@@ -196,6 +198,32 @@ def explore(fences: bool, until: str = "\0") -> tuple[int, list[str]]:
                 seen.add(pair)
                 left.append(pair)
     return len(seen), wrong
+
+
+class Posted:
+    """A `Matching` of which no send waits for room."""
+
+    def has_room(self, _peer: int) -> bool:
+        return True
+
+
+def test_what_was_taken_is_news_once() -> None:
+    """While the ring is full, and no send needs the room that it gives back: the thread that waits
+    could never sleep."""
+    memories: Any = [bytearray(lanes.LANE_BYTES) for _ in range(2)]
+    words = memoryview(bytearray(8)), memoryview(bytearray(8))
+    lane = Lane(memories, 0, (0, 1), PeerMemory(*words))
+    lane.attach(0, Posted())
+    for number in range(3):
+        lane.sender.eager(EAGER, number, 0, b"", memoryview(b""))
+    room = lane.sender.room
+    memoryview(memories[1])[: lanes.WORDS_BYTES].cast("Q")[TAKEN] = 5
+    assert lane.wants_to_write
+    assert lane.has_news
+    lane.push()
+    assert lane.wants_room
+    assert not lane.has_news
+    assert lane.sender.room == room + 5
 
 
 @pytest.mark.parametrize("buffers", [False, True])
