@@ -295,7 +295,7 @@ def common(
         raise UsageError("--check-every needs --check replicas")
     if args.values_every != 1 and not args.values:
         raise UsageError("--values-every needs --values")
-    if args.interface:
+    if args.interface and getattr(args, "hostfile", None) is None:  # else it is the hosts' own
         from ..nodes.interfaces import InterfaceError, address_of
 
         try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UsageError
 from ..record.runs.run_directory import RunDirectory
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WORD = "exec"
 _RANKS = re.compile(r"-n.*|--nproc[-_]per[-_]node(=.*)?")
 _NODES = re.compile(r"--(nodes|local[-_]size)(=.*)?")
+_SCALE = re.compile(r"--scale(=.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,13 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
         raise UsageError(f"plan exec: write `--` before the command, not {behind[0]!r}")
     given = [flag for flag in given if flag != "--"] + more
     job = launchers.read(rest[at + 1 :])
+    scaled = any(map(_SCALE.fullmatch, given))
     if job.starts_itself:
-        if any(map(_RANKS.fullmatch, given)):
-            raise UsageError("plan exec: the script says how many ranks it starts: leave -n out")
-    elif not any(map(_RANKS.fullmatch, given)):
+        if any(map(_RANKS.fullmatch, given)) or scaled:
+            raise UsageError(
+                "plan exec: the script says how many ranks it starts, so leave -n and --scale out"
+            )
+    elif not any(map(_RANKS.fullmatch, given)) and not scaled:
         if job.ranks is None:
             raise UsageError(f"how many ranks? {job.unsaid}: write `plan exec -n 64 -- ...`")
         given += ["-n", str(job.ranks)]
@@ -89,6 +93,40 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
 
 PLAN_JSON = "plan.json"
 SCHEMA = "distdebug.plan/1"
+_TWO_SIZES = re.compile(r"([1-9]\d{0,6}):([1-9]\d{0,6})", re.ASCII)
+
+
+class Scale(NamedTuple):
+    """The number of ranks that run, and of those that are planned."""
+
+    run: int
+    plan: int
+
+    @classmethod
+    def parse(cls, text: str) -> Scale:
+        """Reads `8:1024`. Raises UsageError."""
+        found = _TWO_SIZES.fullmatch(text)
+        if found is None:
+            raise UsageError(f"--scale takes two numbers of ranks, such as 8:1024, not {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+
+def run_really(request: Any) -> tuple[int, Path]:
+    """Run the smaller number of ranks, as `distdebug run` does: the exit code, and the run
+    directory."""
+    from .run import RunCommand
+
+    own = request.own
+    words = ["-n", str(own.scale.run)]
+    beside = None
+    if own.run_dir is not None:
+        beside = own.run_dir.with_name(f"{own.run_dir.name}-run-of-{own.scale.run}")
+        words += ["--run-dir", str(beside)]
+    words += ["-m"] * bool(request.torchrun.module)
+    words += [request.script, *request.script_arguments]
+    command = RunCommand()
+    code = command.run(command.parse(command.parser(), words))
+    return code, RunDirectory.latest() if beside is None else beside
 
 
 def tell(
@@ -96,21 +134,35 @@ def tell(
     programs: Mapping[int, Program],
     report: Mapping[str, Any],
     own: argparse.Namespace,
+    run: Path | None,
 ) -> None:
-    """Write plan.json and traffic.txt; print the table where nothing is wrong."""
+    """Write plan.json and traffic.txt; print the table where nothing is wrong, and the comparison
+    where there is a run to compare with."""
     from ..plan import traffic
 
-    found = traffic.traffic(traffic.of_programs(programs), link_of(own))
+    ranks = traffic.of_programs(programs)
+    found = traffic.traffic(ranks, link_of(own))
     written: dict[str, Any] = {
         "schema": SCHEMA,
         **{name: report.get(name) for name in ("plan", "undecided", "classes")},
         "traffic": traffic.as_json(found),
     }
-    table = "\n".join(traffic.lines(found)) + "\n"
-    directory.write_text(directory.traffic_text.name, table)
+    table_lines = list(traffic.lines(found))
+    directory.write_text(directory.traffic_text.name, "\n".join(table_lines) + "\n")
+    lines = table_lines if report["outcome"] == "ok" else []
+    if run is not None:
+        from ..plan.compare import document as comparison
+        from ..plan.compare.comparison import compare
+        from .compare import read
+
+        side, real = read(str(run))
+        compared = compare(real, ranks, link=link_of(own))
+        sides = (side, comparison.Side(str(directory.path), is_plan=True))
+        written["scale"] = comparison.as_json(compared, sides)
+        lines += comparison.lines(compared, sides)
     directory.write_json(PLAN_JSON, written)
-    if report["outcome"] == "ok":
-        sys.stderr.write(table)
+    if lines:
+        sys.stderr.write("\n".join(lines) + "\n")
 
 
 UNDECIDED = ("likely", "true", "false")
@@ -123,6 +175,7 @@ class PlanCommand(Command):
         "examples:\n"
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
+        "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
         "  distdebug plan --sizes dp=1..4,tp=1..2 train.py --tp {tp}   # the smallest that fails\n"
         "  distdebug plan exec -- torchrun --nnodes 4 --nproc-per-node 8 train.py\n"
         "  distdebug plan exec -- python spawn_train.py   # which starts its ranks itself\n"
@@ -225,6 +278,12 @@ class PlanCommand(Command):
         )
         flags.add_ci(group)
         group.add_argument(
+            "--scale",
+            type=Scale.parse,
+            metavar="A:B",
+            help="run A ranks for real, plan B ranks, and print where their calls differ",
+        )
+        group.add_argument(
             "--sizes",
             type=plan_sizes.parse,
             metavar="LIST",
@@ -259,10 +318,15 @@ class PlanCommand(Command):
         asked = _request(args.asked)
         ci = flags.ci_of(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
         faults = _faults(own, asked)
+        run = None
+        if own.scale is not None:
+            code, run = run_really(args.asked.request)
+            if code:
+                return code
         with closing(RunDirectory.create(explicit=own.run_dir)) as directory:
             programs, report = _planned(directory, args.asked, asked, faults)
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
-        tell(directory, programs, report, own)
+        tell(directory, programs, report, own, run)
         for failure in directory.failures:
             _say(failure)
         if ci is not None:
@@ -276,8 +340,9 @@ def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
     from ..supervisor.output.lines import colour_wanted
 
     own = sizes[0][1].request.own
-    if own.ci:
-        raise UsageError("--ci is for one size: leave it out, or --sizes")
+    for flag, given in (("--scale", own.scale), ("--ci", own.ci)):
+        if given:
+            raise UsageError(f"{flag} is for one size: leave it out, or --sizes")
     if own.run_dir is not None:
         own.run_dir.mkdir(mode=0o700, exist_ok=True)
     width = max(len(str(size)) for size, _ in sizes)
@@ -288,7 +353,7 @@ def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
         place = None if own.run_dir is None else own.run_dir / size.folder
         with closing(RunDirectory.create(explicit=place)) as directory:
             programs, report = _planned(directory, asked, request, _faults(own, request))
-            tell(directory, programs, {**report, "outcome": ""}, own)
+            tell(directory, programs, {**report, "outcome": ""}, own, None)
         verdict = text.verdict_of(report)
         said = f"{verdict['title']}  {verdict['headline']}" if verdict else report["outcome"]
         print(f"{size!s:{width}}  {said}", file=sys.stderr)
@@ -431,6 +496,10 @@ def _say(sentence: str) -> None:
 
 
 def _world_size(request: RunRequest) -> int:
+    if request.own.scale is not None:
+        if "nproc_per_node" in request.given:
+            raise UsageError("--scale says how many ranks are planned: leave -n out")
+        return int(request.own.scale.plan)
     given = request.torchrun.nproc_per_node
     if not str(given).isdigit() or int(given) < 1:
         raise UsageError(f"-n {given}: a plan needs the number of all ranks, such as -n 64")

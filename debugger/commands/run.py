@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
@@ -20,6 +21,7 @@ class RunCommand(Command):
         "  distdebug run -n 2 --netns --inject 'link(0<->1, reset) @ 3s' train.py\n"
         "  distdebug run --python .venv/bin/python -n 2 train.py    # with its torch\n"
         "  distdebug run --launcher mpi -n 4 train.py\n"
+        "  distdebug run --launcher mpi --hostfile hosts -n 32 train.py\n"
         "\n"
         "Takes every flag of torchrun, in both spellings, before the script;\n"
         "what follows the script belongs to the script."
@@ -35,6 +37,9 @@ class RunCommand(Command):
             choices=("torchrun", "mpi"),
             default="torchrun",
             help="who starts the ranks: torchrun (default), or mpiexec",
+        )
+        parser.add_argument(
+            "--hostfile", metavar="FILE", help="with --launcher mpi: the ranks' hosts, by line"
         )
         runs = "the Python that runs the script, with its torch (default: distdebug's own)"
         parser.add_argument("--python", metavar="PATH", help=runs)
@@ -53,17 +58,24 @@ class RunCommand(Command):
         from ..supervisor.run_options import Options
 
         request = args.request
+        over_hosts = request.own.hostfile is not None
+        if over_hosts and request.own.launcher != "mpi":
+            raise UsageError("--hostfile is of --launcher mpi; torchrun is started on each node")
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
         several = options.of_launcher(nodes_of_torchrun(torchrun), request.own.interface)
-        if request.own.launcher == "mpi" and request.own.head is not None:
+        if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
-                "--head with --launcher mpi: all ranks are on this host; on several hosts, start "
-                "them by `mpiexec ... distdebug exec --head ...`"
+                "--head with --launcher mpi needs --hostfile: without it all ranks are on this "
+                "host, and where another mpiexec starts them, give it `distdebug exec --head ...`"
             )
+        environment = dict(os.environ)  # with the key, which `with_head` takes out
         several = options.with_head(request.own, several)
-        if request.own.head is not None and not _several_nodes(torchrun.nnodes):
+        alone = not _several_nodes(torchrun.nnodes) and not over_hosts
+        if request.own.head is not None and alone:
             size = None  # of the whole job: nobody has said it
+        if over_hosts:
+            return self._become_mpi_over_nodes(request, size, environment)
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         far = _several_nodes(torchrun.nnodes) or several is not None
@@ -85,6 +97,16 @@ class RunCommand(Command):
                     **options.common(request.own, request.command_line, size),
                 )
             )
+
+    def _become_mpi_over_nodes(
+        self, request: Any, size: int | None, environment: Mapping[str, str]
+    ) -> int:
+        """Each rank has a supervisor: there is nothing left to do here. Signals go to mpiexec."""
+        from ..launch.mpi_launcher import command_over_nodes
+
+        options.common(request.own, request.command_line, size)  # what is wrong is said once, here
+        made = command_over_nodes(request, size, environment)
+        os.execvpe(made.words[0], made.words, made.environment)  # noqa: S606 - what was asked for
 
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job

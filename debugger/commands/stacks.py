@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import sys
@@ -18,27 +19,30 @@ from ..record.requests.control import ControlError, ask
 from ..record.requests.supervision import is_live
 from ..record.runs.run_directory import RunDirectory, nearest
 from ..record.safe_files import MOST_JSON_BYTES, read_regular
-from ..record.safe_text import clean
+from ..record.safe_text import clean, whole_number
 from ..record.snapshot import Snapshot
+from ..system import proc
+from ..system.processes import Tree
 from .base import Command, add_run_argument
 from .whole_job import opened_whole
 
 TIMEOUT_S = 20.0
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class StacksCommand(Command):
     name = "stacks"
     epilog = (
-        "Of a live run the stacks are taken now, without stopping anybody; of a finished run they\n"
-        "are those of its verdict.\n"
+        "Of a live run, or of the Python processes below any launcher's pid, the stacks are taken\n"
+        "now, without stopping anybody; of a finished run they are those of its verdict.\n"
         "\n"
         "examples:\n"
         "  distdebug stacks\n"
-        "  distdebug stacks 20260310-141502-7f3a --native"
+        "  distdebug stacks 4711 --native      4711: the pid of torchrun, mpiexec, ..."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        add_run_argument(parser)
+        add_run_argument(parser, "; or the pid of any launcher")
         parser.add_argument(
             "--native", action="store_true", help="show C and C++ frames (pauses each rank shortly)"
         )
@@ -47,10 +51,11 @@ class StacksCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         pid = args.run or ""
         if pid.isdigit() and len(pid) < 8 and not (nearest() / pid).exists():
-            raise UsageError(
-                f"there is no run {pid}; for a job that was started without distdebug: "
-                f"distdebug inspect --job {pid} --stacks"
-            )
+            ranks = ranks_below(int(pid))
+            if ranks:
+                return _show(ranks, "rank", args.native, args.json)
+            found = {one: one for one in python_below(int(pid))}
+            return _show(found, "pid", args.native, args.json)
         with opened_whole(args.run) as directory:
             if is_live(directory.path):
                 return _live(directory, args.native, args.json)
@@ -106,7 +111,7 @@ def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
     pids = {rank.pid: number for number, rank in alive.items() if rank.host in ("", here)}
     if not pids:
         raise UsageError(f"no rank of {directory.path} is running on this host yet")
-    return _show(pids, native, as_json, directory.stacks)
+    return _show(pids, "rank", native, as_json, directory.stacks)
 
 
 def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:
@@ -121,7 +126,41 @@ def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:
                 print(f"rank {number}: {clean(state)}")
 
 
-def _show(pids: Mapping[int, int], native: bool, as_json: bool, directory: Path) -> int:
+def ranks_below(pid: int) -> dict[int, int]:
+    """pid -> rank, of the processes at or below `pid` that a launcher has given a rank.
+
+    A rank's own children inherit its environment: the process nearest to `pid` is the rank.
+    """
+    found: dict[int, int] = {}
+    for one in python_below(pid):
+        rank = None
+        with contextlib.suppress(OSError):
+            rank = whole_number(proc.environment(one).get("RANK"))
+        if rank is not None and rank not in found.values():
+            found[one] = rank
+    return found
+
+
+def python_below(pid: int) -> list[int]:
+    """The Python processes at or below `pid`, parents before their children; without the launcher
+    itself where it has any. Raises UsageError when there is no such process, or no Python."""
+    tree = Tree()
+    if not tree.lives(pid):
+        raise UsageError(f"there is no process {pid}, and no run of that name")
+    found = []
+    for one in (pid, *tree.below(pid)):
+        with contextlib.suppress(OSError):  # it has ended
+            words = proc.command_line(one)
+            helper = any(name in word for word in words for name in _HELPERS)
+            found += [one] * (proc.is_python(one) and not helper)
+    if not found:
+        raise UsageError(f"neither process {pid} nor any below it is a Python process of yours")
+    return found[1:] if found[0] == pid and len(found) > 1 else found
+
+
+def _show(
+    pids: Mapping[int, int], word: str, native: bool, as_json: bool, directory: Path | None = None
+) -> int:
     from ..supervisor.stacks import stack_tree
     from ..supervisor.stacks.stacks import ThreadStack, capture
 
@@ -133,7 +172,7 @@ def _show(pids: Mapping[int, int], native: bool, as_json: bool, directory: Path)
     if not any(stacks.values()):
         raise DistdebugError("no process could be looked at: they have ended meanwhile")
     if as_json:
-        print(json.dumps(stack_tree.to_json(stacks), indent=2))
+        print(json.dumps({**stack_tree.to_json(stacks), "keys": word}, indent=2))
     else:
-        sys.stdout.write(stack_tree.render(stacks))
+        sys.stdout.write(stack_tree.render(stacks, word))
     return 0

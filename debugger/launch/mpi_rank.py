@@ -40,10 +40,21 @@ def make_scratch(environment: dict[str, str]) -> None:
             os.makedirs(directory, mode=0o700, exist_ok=True)
 
 
+def with_rank(command: list[str], rank: str) -> list[str]:
+    """The run directory of a supervisor that is this rank's own: `--run-dir=PLACE-rank{rank}`."""
+    own = command.index("--") if "--" in command else 0
+    flags = [
+        word.replace("{rank}", rank) if word.startswith("--run-dir=") else word
+        for word in command[:own]
+    ]
+    return flags + command[own:]
+
+
 def main() -> None:
     address, port, *command = sys.argv[1:]
     environment = dict(os.environ)
     environment.update(rank_environment(environment))
+    command = with_rank(command, environment.get("RANK", ""))
     environment.update(MASTER_ADDR=address, MASTER_PORT=port)
     make_scratch(environment)
     os.execvpe(command[0], command, environment)  # noqa: S606 - the user's own command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import json
+import os
 import socket
 import threading
 import time
@@ -238,8 +239,9 @@ class Job:
                 self._listener.close()
             self._listener = None
             member = self._become_member(offer)
-            where = offer.host or offer.address
-            self.say(f"node {where} is the head: it keeps the run of all nodes")
+            if not one_terminal():
+                where = offer.host or offer.address
+                self.say(f"node {where} is the head: it keeps the run of all nodes")
         # Its rank makes its group then, with the faults that the head's command line asks for.
         until_s = time.monotonic() + ANSWERS_S
         while not (member.planned or member.lost) and time.monotonic() < until_s:
@@ -334,6 +336,12 @@ class Job:
         for one in parts:
             if one is not None:
                 one.close()
+
+
+def one_terminal() -> bool:
+    """Whether the head's words stand on the terminal of this supervisor, too: they are not to be
+    said once more (see `launch.mpi_launcher`)."""
+    return bool(os.environ.get("DISTDEBUG_ONE_TERMINAL"))
 
 
 def _version() -> str:

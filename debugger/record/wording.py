@@ -61,10 +61,10 @@ def spans(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-def ranges(ranks: Iterable[int]) -> str:
+def ranges(ranks: Iterable[int], word: str = "rank") -> str:
     """`rank 2`, `ranks 0,1`, `ranks 0-3,7`: a span from three in a row on, at whatever length."""
     rows = set(ranks)
-    return f"rank{'s' if len(rows) != 1 else ''} {','.join(pieces(rows, 3))}"
+    return f"{word}{'s' if len(rows) != 1 else ''} {','.join(pieces(rows, 3))}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

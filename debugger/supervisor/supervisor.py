@@ -20,7 +20,7 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import warnings_at_the_end
-from ..nodes.job import Job
+from ..nodes.job import Job, one_terminal
 from ..nodes.missing import Incomplete, LateMeeting
 from ..record.collection import collect_where_due
 from ..record.exits import ExitStatus
@@ -492,12 +492,13 @@ def _pass_on(run: Supervisor, report: Document) -> None:
     """Keep and print the report that the head of the job has made."""
     rendered = _write(run, report)
     _close_app(run)
-    _print(report, rendered)
-    head = run.job.member.host if run.job.member is not None else ""
-    run.say(
-        f"the run of all nodes is kept on {head}, in {report['run_dir']}; what is of this node "
-        f"alone, in {run.directory.path}"
-    )
+    if not one_terminal():
+        _print(report, rendered)
+        head = run.job.member.host if run.job.member is not None else ""
+        run.say(
+            f"the run of all nodes is kept on {head}, in {report['run_dir']}; what is of this "
+            f"node alone, in {run.directory.path}"
+        )
 
 
 def _print(report: Document, rendered: str) -> None:

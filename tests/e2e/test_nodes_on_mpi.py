@@ -116,6 +116,35 @@ def check_hosts(layout: Layout, found: list[dict[str, Any]]) -> None:
     assert hosts == {rank: f"node{layout.node_of(rank)}" for rank in range(layout.size)}
 
 
+@needs_one_verdict
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_below_one_run(mpi_nodes: MpiNodes, backend: str) -> None:
+    """`distdebug run --launcher mpi --hostfile`: no more is typed than on one node."""
+    hosts = str(mpi_nodes.hosts(TWO_AND_TWO))
+    words = [str(runs.DISTDEBUG), "run", "--launcher", "mpi", "--hostfile", hosts, "-n", "4"]
+    program = [str(GOING_ON), "--backend", backend, "--wrong", "2"]
+    command = mpi_nodes.start([*words, *program])
+    assert ended(command) == 91, command.said()
+    report = next(one for one in mpi_nodes.reports() if len(one["ranks"]) == 4)
+    assert report["findings"][0]["culprits"] == [2]
+    check_hosts(TWO_AND_TWO, [report])
+    check_nothing_is_left(mpi_nodes.nodes)
+
+
+@needs_one_verdict
+def test_below_one_run_where_all_were_told_to_meet(mpi_nodes: MpiNodes) -> None:
+    """`--head`: the key is in a variable, and goes to each rank's supervisor."""
+    hosts = str(mpi_nodes.hosts(TWO_AND_TWO))
+    words = [str(runs.DISTDEBUG), "run", "--launcher", "mpi", "--hostfile", hosts, "-n", "4"]
+    program = [str(GOING_ON), "--backend", "gloo", "--wrong", "2"]
+    command = mpi_nodes.start([*words, "--head", "node0:29600", *program], JOB_KEY)
+    assert ended(command) == 91, command.said()
+    report = next(one for one in mpi_nodes.reports() if len(one["ranks"]) == 4)
+    assert report["findings"][0]["culprits"] == [2]
+    check_hosts(TWO_AND_TWO, [report])
+    check_nothing_is_left(mpi_nodes.nodes)
+
+
 @pytest.mark.parametrize("backend", ["gloo", "tcp", "mpi"])
 def test_without_a_fault(mpi_nodes: MpiNodes, backend: str) -> None:
     master = {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}

@@ -143,11 +143,12 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
 class _Below(NamedTuple):
     """The work of one process below: for how long it has wanted a core so far, what it has moved,
-    and whether it has a core now, or waits for one."""
+    whether it has a core now, or waits for one, and for how long it has had one."""
 
     wanted_s: float
     moved_bytes: int
     running: bool
+    used_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +269,13 @@ def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
 
 def _others_work(first: _Taken, last: _Taken, gap_s: float) -> bool:
     """Whether those below it do. Of one that has come since, all that it has done counts. On a host
-    with too few cores one that wants to work may have got little of one."""
+    with too few cores one that wants to work may have got little of one; but one that has come and
+    sleeps has waited for a core to start, which took a third of a second."""
     wanted_s, moved, wants = 0.0, 0, False
     for pid, now in last.below.items():
         before = first.below.get(pid, _Below(0.0, 0, running=False))
-        wanted_s += max(0.0, now.wanted_s - before.wanted_s)
+        started = pid not in first.below and not now.running
+        wanted_s += now.used_s if started else max(0.0, now.wanted_s - before.wanted_s)
         moved += max(0, now.moved_bytes - before.moved_bytes)
         wants = wants or (now.running and before.running)
     return wants or wanted_s >= WORKING_SHARE * gap_s or moved >= MOVING_BYTES_PER_S * gap_s
@@ -308,6 +311,6 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
         nearest = next((one for one in tree.above(pid) if one in found), None)
         if nearest is not None and pid not in found:
             stat = tree.stats[pid]
-            wanted_s = wanted_core_s(pid, stat)
-            found[nearest][pid] = _Below(wanted_s, moved_bytes(pid), stat.state == "R")
+            wanted_s, used_s = wanted_core_s(pid, stat), stat.cpu_ticks / TICKS_PER_S
+            found[nearest][pid] = _Below(wanted_s, moved_bytes(pid), stat.state == "R", used_s)
     return found

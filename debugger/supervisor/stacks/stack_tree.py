@@ -202,15 +202,17 @@ def merge(
     }
 
 
-def render(stacks: Mapping[int, Sequence[ThreadStack]]) -> str:
-    """The merged stacks as text, outermost frame first; every line is safe to print."""
+def render(stacks: Mapping[int, Sequence[ThreadStack]], word: str = "rank") -> str:
+    """The merged stacks as text, outermost frame first; every line is safe to print.
+
+    `word` says what the keys are ("rank" or "pid")."""
     lines: list[str] = []
     for name, root in merge(stacks).items():
-        lines.append(f"{clean(name, 80)} of {ranges(root.ranks)}")
-        _render(root, 1, lines)
+        lines.append(f"{clean(name, 80)} of {ranges(root.ranks, word)}")
+        _render(root, 1, word, lines)
     silent = [rank for rank, threads in stacks.items() if not threads]
     if silent:
-        lines.append(f"no stack of {ranges(silent)}: the process has ended")
+        lines.append(f"no stack of {ranges(silent, word)}: the process has ended")
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -276,9 +278,9 @@ def _branch(paths: list[_Path]) -> list[TreeNode]:
     )
 
 
-def _render(node: TreeNode, depth: int, lines: list[str]) -> None:
+def _render(node: TreeNode, depth: int, word: str, lines: list[str]) -> None:
     for child in node.children:
-        label = f"    <- {ranges(child.ranks)}" if child.ranks != node.ranks else ""
+        label = f"    <- {ranges(child.ranks, word)}" if child.ranks != node.ranks else ""
         shown = list(map(describe, child.frames))
         if len(shown) > MAX_SHOWN_FRAMES:
             half = MAX_SHOWN_FRAMES // 2
@@ -290,7 +292,7 @@ def _render(node: TreeNode, depth: int, lines: list[str]) -> None:
             notes = "".join(f"  [{one}]" for one in child.notes) if text is shown[-1] else ""
             lines.append(f"{indent}{text}{notes}{label}")
             label = ""
-        _render(child, depth + len(shown), lines)
+        _render(child, depth + len(shown), word, lines)
 
 
 def _note(thread: ThreadStack) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from distdebug.cli import main
+from distdebug.errors import UsageError
 from distdebug.record.runs.log_reader import LogReader
 from distdebug.supervisor.stacks.evidence import keep
 
@@ -166,6 +169,33 @@ for rank in ranks:
 """
 
 
-def test_stacks_of_a_pid_are_those_of_inspect(capsys: Capture) -> None:
-    assert main(["stacks", "4711"]) == 2
-    assert "distdebug inspect --job 4711 --stacks" in capsys.readouterr().err
+def test_stacks_below_the_pid_of_any_launcher(capsys: Capture) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == b"ready\n"
+            assert main(["stacks", str(launcher.pid)]) == 0
+            out = capsys.readouterr().out
+            assert out.startswith("MainThread of ranks 0,1\n")
+            assert main(["stacks", str(launcher.pid), "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["keys"] == "rank"
+        finally:
+            launcher.communicate(timeout=60)
+    assert main(["stacks", str(launcher.pid)]) == 2
+    assert f"there is no process {launcher.pid}" in capsys.readouterr().err
+
+
+def test_stacks_of_what_is_not_python() -> None:
+    from distdebug.commands.stacks import python_below
+
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            with pytest.raises(UsageError, match="is a Python process of yours"):
+                python_below(sleeper.pid)
+        finally:
+            sleeper.kill()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        assert python_below(program.pid) == [program.pid]
+        program.kill()

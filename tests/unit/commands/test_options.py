@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from distdebug.commands import options
 from distdebug.commands.options import places, with_head
 from distdebug.commands.run import RunCommand
 from distdebug.errors import UsageError
+from distdebug.launch import mpi_launcher
 from distdebug.nodes.several import VARIABLE, Several
+from tests.support import mpi
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ def test_what_is_of_no_use(words: tuple[str, ...], needs: str) -> None:
         options.common(parsed(*words), ["train.py"], 2)
 
 
-def test_the_mpi_launcher_is_for_one_host(
+def test_the_mpi_launcher_needs_hosts_for_it(
     job_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,5 +121,48 @@ def test_the_mpi_launcher_is_for_one_host(
     command, parser = RunCommand(), argparse.ArgumentParser()
     command.configure(parser)
     words = ["--launcher", "mpi", "--head", "node0:1", "--job-key", job_key, "-n", "2", "train.py"]
-    with pytest.raises(UsageError, match="--head with --launcher mpi: all ranks are on this host"):
+    with pytest.raises(UsageError, match="--head with --launcher mpi needs --hostfile"):
         command.run(command.parse(parser, words))
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_over_hosts_every_rank_gets_it_from_the_mpi_launcher(
+    by_file: bool, job_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key never stands on a command line: it is in the file on each host, or the variable is
+    handed on by its name."""
+    mpi.python("openmpi")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
+    became: list[tuple[list[str], dict[str, str]]] = []
+
+    def become(_file: str, words: list[str], given: dict[str, str]) -> None:
+        became.append((words, given))
+        held[0].holder.close()  # which mpiexec would have
+
+    def remembered(*given: Any) -> mpi_launcher.MpiCommand:
+        held.append(made_by(*given))
+        return held[0]
+
+    held: list[mpi_launcher.MpiCommand] = []
+    made_by = mpi_launcher.command_over_nodes
+    monkeypatch.setattr(mpi_launcher, "command_over_nodes", remembered)
+    monkeypatch.setattr(os, "execvpe", become)
+    key = Path(job_key).read_text().strip()
+    words = ["--launcher", "mpi", "--hostfile", "hosts", "-n", "2", "--head", "node0:29600"]
+    if by_file:
+        words += ["--job-key", job_key]
+    else:
+        monkeypatch.setenv(VARIABLE, key)
+    command, parser = RunCommand(), argparse.ArgumentParser()
+    command.configure(parser)
+    command.run(command.parse(parser, [*words, "train.py"]))
+    ((told, given),) = became
+    assert "--head=node0:29600" in told[told.index("exec") :]
+    assert not any(key in word for word in told)
+    if by_file:
+        assert f"--job-key={job_key}" in told
+    else:
+        assert given[VARIABLE] == key
+        assert told[told.index(VARIABLE) - 1] == "-x"

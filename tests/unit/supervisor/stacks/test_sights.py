@@ -69,22 +69,32 @@ def test_a_third_look_is_taken_where_it_tells_more(
     assert len(seen) == count, why
 
 
-@pytest.mark.parametrize(("wanted_each_s", "at_work"), [(0.06, False), (0.25, True)])
+@pytest.mark.parametrize(
+    ("shell_s", "child_s", "used_s", "at_work"),
+    [
+        ((0.0, 0.06, 0.12), 0.3, 0.01, False),  # a `sleep` each second, whose start took long
+        ((0.0, 0.25, 1.2), 0.0, 0.0, True),  # a worker, which wants a core in between, too
+        ((0.0, 0.01, 0.02), 0.3, 0.3, True),  # it starts compilers
+    ],
+)
 def test_a_shell_that_polls_on_a_crowded_machine_does_not_work(
-    monkeypatch: pytest.MonkeyPatch, wanted_each_s: float, at_work: bool
+    monkeypatch: pytest.MonkeyPatch,
+    shell_s: Sequence[float],
+    child_s: float,
+    used_s: float,
+    at_work: bool,
 ) -> None:
-    """The `sleep` that it has just started waited for a core for a quarter of the time between two
-    looks; the next one comes a second later. A worker wants a core in between, too."""
+    """It, and the `sleep` that it has just started, waited for a core for a part of the short time
+    between two looks."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
 
     def take(pids: Sequence[int], *_: Any) -> dict[int, looks._Taken]:
         number = 0 if clock[0] == 0.0 else 1 if clock[0] < 1.0 else 2
-        shell = looks._Below(0.01 * number, 0, running=False)
-        wanted_s = wanted_each_s if number < 2 or not at_work else 4 * wanted_each_s
-        below = {8: shell} | ({100 + number: looks._Below(wanted_s, 0, False)} if number else {})
-        return {pid: replace(taken({1: 30.0}), below=below) for pid in pids}
+        shell = looks._Below(shell_s[number], 0, False)
+        child = looks._Below(child_s, 0, False, used_s)
+        return {pid: replace(taken({1: 30.0}), below={8: shell, 9 + number: child}) for pid in pids}
 
     monkeypatch.setattr(looks, "_take", take)
     assert look([1], NEEDED_S, [])[1].at_work is at_work
