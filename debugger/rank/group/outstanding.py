@@ -31,7 +31,6 @@ from ...record.notes import UnwaitedWorkNote
 from ...record.ops import OP_NAMES, POINT_TO_POINT
 from ...record.writing.slots import GroupSlot
 from ..record import call_site
-from ..record.describe import tensors_in
 from ..record.recorder import Recorder
 from ..torch_private.training import capturing
 
@@ -228,6 +227,8 @@ def goes_on(work: Any) -> bool:
 def stream_end(inner: Any, given: tuple[Any, ...]) -> StreamEnd | None:
     """Returns what tells when a call is over that this group's backend has made of these arguments,
     tensors or a device, on the current stream; None where nothing can."""
+    from ..record.describe import tensors_in  # which comes with the first group
+
     if capturing():
         return None
     try:
