@@ -13,22 +13,14 @@ WHEELS = ROOT / ".gpu-wheels"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 
 MENDS = {
-    "calls for which torch hands out no work": (
-        "exit_one_step_fewer-nccl",
-        "exit_destroyed_group-nccl",
-        "missing_sleep-nccl",
-        "op_eval_only-nccl",
+    "calls of two groups in different orders on one stream": (
+        "deadlock_group_world-nccl",
+        "deadlock_two_groups-distcore_nccl",
     ),
-    "batches of messages, for which it hands out one": (
-        "deadlock_batched-nccl",
-        "batched_exchange-nccl",
-        "pipeline-nccl",
+    "what was not through when its time was up": (
+        "exit_last_stage-nccl",
+        "exit_before_barrier-nccl",
     ),
-    "a host that spins in CUDA inside DDP": (
-        "exit_uneven_data_loader-nccl",
-        "ddp_losses_apart-distcore_nccl",
-    ),
-    "what was not through when its time was up": ("exit_last_stage-nccl",),
 }
 """Fixtures for each mend that has been run on no GPU."""
 

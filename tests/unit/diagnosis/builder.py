@@ -498,6 +498,12 @@ class Run:
         for rank in self.ranks.values():
             rank.creates(name, ranks)
 
+    def on_nccl(self) -> None:
+        """The groups that there are make their calls on GPUs."""
+        for rank in self.ranks.values():
+            groups = rank.groups
+            groups.update({key: replace(one, backend="nccl") for key, one in groups.items()})
+
     def tick(self) -> int:
         self.now_ns += MS
         return self.now_ns

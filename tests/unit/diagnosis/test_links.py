@@ -11,7 +11,7 @@ from distdebug.diagnosis.rules.late_rank import refine_cause
 from distdebug.record.snapshot import Knows
 from distdebug.record.wording import RankState
 
-from .builder import Run, all_reduce, recv, send
+from .builder import WORLD, Run, all_reduce, recv, send
 
 LOST = "PeerLost: rank 0 was lost in all_reduce(sum, float32[8]) #1, step 0: it closed it"
 LATE = "DeadlineExceeded: the timeout of all_reduce(sum, float32[8]) #1 ran out in step 0"
@@ -123,6 +123,31 @@ class TestStuck:
         assert "though all 2 ranks have entered it" in found.message
         assert "nothing comes through between some of them" in found.message
         assert refine_cause(found, {0: RankState.WAITS_FOR_LOCK}) == found
+
+    @pytest.mark.parametrize("crossed", [True, False])
+    def test_gpus_on_which_calls_of_two_groups_are_queued(self, crossed: bool) -> None:
+        """torchrec#4149: each stream makes its calls in their order."""
+        run = Run(3)
+        run.new_group("pair", [0, 1])
+        rows = [("pair", 1), (WORLD, 2)]
+        for rank, calls in enumerate((rows[::-1] if crossed else rows, rows, rows[1:])):
+            made = [
+                run[rank].calls(all_reduce(8), group=group, line=line, is_async=True)
+                for group, line in calls
+            ]
+            run[rank].waits_in(made[0])
+        run.on_nccl()
+        run.passes(WAITED_S)
+        (found,) = run.errors()
+        if not crossed:
+            assert (found.kind, found.culprits) == ("missing_rank", (0, 1))
+            assert "a GPU is busy" in found.message
+            return
+        assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 1), (2,))
+        assert not found.proven
+        assert [step.waits_for for step in found.cycle] == [1, 0]
+        assert [found.ranks[rank].location.line for rank in (0, 1)] == [2, 1]
+        assert any("in another order" in one for one in found.details)
 
     def test_whose_sequence_is_not_known_may_be_in_different_calls(self) -> None:
         """Of one name, as in what a look at stacks shows."""

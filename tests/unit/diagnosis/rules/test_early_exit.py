@@ -162,12 +162,6 @@ class TestLeft:
         assert "rank 0 needed it in all_reduce" in found.message
 
 
-def on_nccl(run: Run, size: int) -> None:
-    for rank in range(size):
-        groups = run[rank].groups
-        groups.update({key: replace(one, backend="nccl") for key, one in groups.items()})
-
-
 class TestOnAGpu:
     """Calls return there before they are over, and a lost peer is told of by an abort."""
 
@@ -179,7 +173,7 @@ class TestOnAGpu:
         run[2].calls(all_reduce(8))
         run[0, 1].calls(all_reduce(8), waits=True)
         if backend == "nccl":
-            on_nccl(run, 3)
+            run.on_nccl()
         run[2].exits(0)
         run[0, 1].exits(signal=6)
         found = run.errors()[0]
@@ -191,7 +185,7 @@ class TestOnAGpu:
         """The twin: the others have lost nothing."""
         run = Run(3)
         run.each(all_reduce(8))
-        on_nccl(run, 3)
+        run.on_nccl()
         run[2].exits(0)
         run[0].exits(signal=6)
         (found,) = run.errors()
@@ -224,7 +218,7 @@ class TestOnAGpu:
         run.each(all_reduce(8))
         run[0, 1, 2].calls(all_reduce(8), is_async=True)
         run[0, 2].calls(all_reduce(8), is_async=True)
-        on_nccl(run, 4)
+        run.on_nccl()
         run[3].calls(all_reduce(8))
         for rank in (0, 2):
             run[rank].notes_down("unfinished", numbers=[1, 2])
@@ -240,7 +234,7 @@ class TestOnAGpu:
         run = Run(3)
         run.each(all_reduce(8))
         run[0, 1].calls(all_reduce(8), is_async=True)
-        on_nccl(run, 3)
+        run.on_nccl()
         run[0, 1].waits_in(Activity.DESTROY, whole=whole)
         run[2].exits(0)
         early = [one.culprits for one in run.errors() if one.kind == "early_exit"]
