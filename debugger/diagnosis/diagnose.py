@@ -85,6 +85,10 @@ def diagnose(
         *candidates_of(split_mismatches, world),
         *candidates_of(message_mismatches, world, channels),
     ]
+    late = candidates_of(missing_ranks, world, needs) if has_clock else []
+    if has_clock and not late:
+        late = candidates_of(stuck, world, needs)
+        late = (late and candidates_of(opposed_order, world)) or late
     candidates = [
         *disagree,
         *candidates_of(creation_mismatches, world),
@@ -102,11 +106,7 @@ def diagnose(
         *candidates_of(endings, world),
         *candidates_of(unused_parameters, world),
         *candidates_of(lost_threads, world, needs),
-        *(
-            (candidates_of(missing_ranks, world, needs) or candidates_of(stuck, world, needs))
-            if has_clock
-            else ()
-        ),
+        *late,
         *candidates_of(differing_replicas, world),
         *candidates_of(misaligned, world),
         *own,

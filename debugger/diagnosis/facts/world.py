@@ -243,26 +243,22 @@ class World:
                     call = None
                     if wait.call is not None and record.history is not None:
                         call = record.history.call(wait.call)
-                    rows.append(self._at_the_end(record, wait) or Pending(rank, _named(wait), call))
+                    rows.append(self._on_its_gpu(record, wait) or Pending(rank, _named(wait), call))
             found = self._pending[rank] = tuple(rows)
         return found
 
-    def _at_the_end(self, record: Rank, wait: Wait) -> Pending | None:
+    def _on_its_gpu(self, record: Rank, wait: Wait) -> Pending | None:
         """The end of all groups waits for the calls of NCCL that the program has waited for, and
         only streams do: then it waits in the first that is not over."""
-        if wait.activity is not Activity.DESTROY or wait.detail.get("whole") is not True:
+        ends = wait.activity is Activity.DESTROY and wait.detail.get("whole") is True
+        if not ends or record.history is None:
             return None
-        call = self.on_gpu(record.rank)
-        return None if call is None else in_call(record.rank, wait, call)
-
-    def on_gpu(self, rank: int) -> Call | None:
-        """Returns the rank's first call of NCCL that has begun and is not over: the others on its
-        stream are behind it."""
-        record = self.ranks[rank]
         groups = on_nccl(record)
-        calls = record.history.recent(_MOST_ON_A_GPU) if groups and record.history else ()
-        under_way = (one for one in calls if one.state is CallState.STARTED)
-        return next((one for one in under_way if one.group in groups), None)
+        for call in record.history.recent(_MOST_ON_A_GPU) if groups else ():
+            if call.state is CallState.STARTED and call.group in groups:
+                waits = replace(wait, activity=Activity.IN_CALL, call=call.number, site=call.site)
+                return Pending(record.rank, waits, call)
+        return None
 
     @cached_property
     def all_pending(self) -> Sequence[Pending]:
@@ -351,12 +347,6 @@ def written_before(world: World, rank: int, moment_ns: int) -> bool:
     what it does not have may have come since. (That others are younger as well is asked for since
     clocks of ranks may be apart.)"""
     return world.ranks[rank].heartbeat_ns < min(moment_ns, world.last_heartbeat_ns) - APART_NS
-
-
-def in_call(rank: int, wait: Wait, call: Call) -> Pending:
-    """The wait, as one in this call."""
-    waits = replace(wait, activity=Activity.IN_CALL, call=call.number, site=call.site)
-    return Pending(rank, waits, call)
 
 
 def is_collective(call: Call, group: GroupKey, seq: int) -> bool:

@@ -11,11 +11,7 @@ Rules:
 4. A cycle is a deadlock; the culprits are the shortest one, in order. Two exceptions name the
    cause better: a send and a receive between the same two ranks whose tags do not meet
    (p2p_mismatch), and a group creation that only some ranks entered (group_mismatch).
-5. A GPU makes the calls of a stream in the order in which they were queued, one after the other. So
-   ranks that have queued calls of two groups in different orders wait for each other there, though
-   all have made both calls (`in_streams`). It is suspected where a call that all have entered does
-   not end.
-6. Where threads are not accounted for, a cycle that lasts for `hang_timeout_s` is suspected,
+5. Where threads are not accounted for, a cycle that lasts for `hang_timeout_s` is suspected,
    unless a thread that could end it was seen computing.
 """
 
@@ -24,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...record.layout import Activity, CallState
+from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
 from ...record.wording import at_site, ranks_text, verb
 from ..facts.channels import Channels
 from ..facts.evidence import doing
 from ..facts.needs import Need, Needs
 from ..facts.waits import find_cycle, reaching, stuck_ranks
-from ..facts.world import STOPPED, Pending, World, in_call, is_collective
+from ..facts.world import STOPPED, Pending, World
 from ..findings import Finding, Step, group_evidence
 from ..limits import Candidate
 from ..shared_findings import evidence, not_created, tag_mismatch
@@ -68,35 +64,6 @@ def deadlocks(world: World, needs: Needs) -> list[Candidate]:
     if found or world.paused:
         return found
     return _cycles(needs, _suspected(world, needs), proven=False)
-
-
-def in_streams(world: World, needs: Needs) -> list[Candidate]:
-    """Returns one finding for a cycle of GPUs, if there is one: each is at its first call that is
-    not over, and waits there for those that are at another one before it."""
-    rows = {row.rank: row for row in world.all_pending if _may_be_judged(world, row.rank)}
-    at = {rank: call for rank in rows if (call := world.on_gpu(rank)) is not None}
-    waiting = {}
-    for rank, call in at.items():
-        view = world.view(rank, call.group)
-        if view is None or call.signature.peer is not None:
-            continue
-        behind = {
-            other
-            for other in at.keys() & set(view.ranks)
-            if not is_collective(at[other], call.group, call.seq)
-            if (its := world.call_at(other, call.group, call.seq)) is not None
-            if its.state is CallState.STARTED
-        }
-        if behind:
-            waiting[rank] = [Need(frozenset(behind))]
-    cycle = find_cycle(waiting, set(waiting))
-    if cycle is None:
-        return []
-    victims = tuple(sorted(reaching(waiting, set(waiting), set(cycle)) - set(cycle)))
-    links = [in_call(rank, rows[rank].wait, at[rank]) for rank in cycle]
-    found = _deadlock(needs, Cycle(cycle, [*cycle[1:], cycle[0]], links, victims, False))
-    said = "each has made these calls, in another order: a GPU makes one after the other"
-    return [Candidate(replace(found, details=(*found.details, said)))]
 
 
 def _suspected(world: World, needs: Needs) -> Waiting:

@@ -28,7 +28,6 @@ from ..facts.needs import Needs
 from ..facts.world import GroupView, Pending, World, on_nccl
 from ..findings import Finding, group_evidence
 from ..limits import MOMENT_NS, SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
-from .deadlock import in_streams
 
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
@@ -55,9 +54,6 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
         size_bytes = larger_side_bytes(pending.call.signature) * len(view.ranks)
         limit_ns += int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
         if world.waited_ns(pending.wait) >= limit_ns:
-            crossed = in_streams(world, needs)
-            if crossed:
-                return crossed
             since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns
             hang_ns = world.limits.hang_ns
             links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - MOMENT_NS))

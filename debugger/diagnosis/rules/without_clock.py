@@ -49,7 +49,7 @@ from ...record.wording import call_text, numbered, ranks_text, verb
 from ..facts.evidence import chosen, last_call, of_call, standing
 from ..facts.needs import Need, Needs
 from ..facts.waits import find_cycle
-from ..facts.world import GroupView, Pending, World, is_collective, written_before
+from ..facts.world import GroupView, Pending, World, is_collective, on_nccl, written_before
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
 
@@ -569,7 +569,7 @@ def _all_waiting(
     )
 
 
-MOST_FRONTS = 16
+MOST_FRONTS, MOST_PENDING = 16, 64
 """The groups of one rank that are compared, by their oldest pending calls."""
 _Front = tuple[int, int]
 """A group, by its place in `World.groups`, and the number of its call."""
@@ -624,15 +624,26 @@ def _fronts(world: World) -> dict[int, list[tuple[_Front, Call]]]:
     issued them."""
     found: dict[int, list[tuple[_Front, Call]]] = {}
     for number, view in enumerate(world.groups):
-        for rank, state in view.states.items():
-            if state.completed is not None and state.completed < state.issued:
-                call = world.collective(rank, view, state.completed)
-                if call is not None:
-                    found.setdefault(rank, []).append(((number, call.seq), call))
+        for rank in view.states:
+            call = _front(world, view, rank)
+            if call is not None:
+                found.setdefault(rank, []).append(((number, call.seq), call))
     for rows in found.values():
         rows.sort(key=lambda row: row[1].number)
         del rows[MOST_FRONTS:]
     return dict(sorted(found.items()))
+
+
+def _front(world: World, view: GroupView, rank: int) -> Call | None:
+    state, record = view.states[rank], world.ranks[rank]
+    if state.completed is not None:
+        pends = state.completed < state.issued
+        return world.collective(rank, view, state.completed) if pends else None
+    # Our own record has it by the call; only a GPU comes to them in the order of their issue.
+    if record.history is None or view.key not in on_nccl(record):
+        return None
+    calls = record.history.recent(MOST_PENDING, view.key)
+    return next((one for one in calls if one.state is CallState.STARTED), None)
 
 
 def _step(world: World, ranks: dict[int, tuple[Call, Call]]) -> str:

@@ -145,9 +145,8 @@ class TestStuck:
             return
         assert (found.kind, found.culprits, found.victims) == ("deadlock", (0, 1), (2,))
         assert not found.proven
-        assert [step.waits_for for step in found.cycle] == [1, 0]
+        assert 'rank 0 issued all_reduce(sum, float32[8]) #0 of group "default_pg"' in found.message
         assert [found.ranks[rank].location.line for rank in (0, 1)] == [2, 1]
-        assert any("in another order" in one for one in found.details)
 
     def test_whose_sequence_is_not_known_may_be_in_different_calls(self) -> None:
         """Of one name, as in what a look at stacks shows."""
