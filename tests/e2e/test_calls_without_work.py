@@ -17,6 +17,7 @@ import torch, torch.distributed as dist
 from tests.support.fake_nccl.backend import on_cuda
 
 how, is_late = sys.argv[1], sys.argv[2] == "late"
+crossed = how == "two_groups" and is_late
 made = 0
 
 
@@ -33,7 +34,7 @@ class Quiet(dist.ProcessGroup):
     allreduce = send = recv = make
 
     def getBackendName(self):
-        return "quiet"
+        return "quiet_nccl"
 
     def _get_backend(self, device):
         return self
@@ -53,21 +54,25 @@ class Event:
         pass
 
     def query(self):
-        return store.add(str(self.at), 0) == size
+        return not crossed and store.add(str(self.at), 0) == size
 
 
-dist.Backend.register_backend("quiet", Quiet, devices=["cuda"])
+dist.Backend.register_backend("quiet_nccl", Quiet, devices=["cuda"])
 torch.Event, torch.accelerator.current_stream = Event, lambda device: None
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("quiet", timeout=timedelta(seconds=60))
+dist.init_process_group("quiet_nccl", timeout=timedelta(seconds=60))
 group = dist.group.WORLD
 store = group._inner.store
 tensor = on_cuda(torch.ones(4))
+groups = [group]
+if how == "two_groups":
+    groups.append(dist.new_group([0, 1], backend="quiet_nccl"))
 for step in range(4):
-    if rank == 1 and step == 3 and is_late:
+    if rank == 1 and step == 3 and is_late and not crossed:
         time.sleep(600)  # <- look here
-    if how == "alone":
-        dist.all_reduce(tensor)
+    if how != "batched":
+        for one in groups[::-1] if crossed and rank == 1 else groups:
+            dist.all_reduce(tensor, group=one)
     else:
         with dist.distributed_c10d._coalescing_manager(group, torch.device("cuda"), async_ops=True):
             dist.isend(tensor, 1 - rank)
@@ -95,7 +100,17 @@ def test_a_rank_that_does_not_come(how: str, tmp_path: Path, zygote: Zygote) -> 
     assert f"rank 0 waits in {what}(" in found["message"], found
 
 
-@pytest.mark.parametrize("how", ["alone", "batched"])
+def test_calls_of_two_groups_in_opposite_order(tmp_path: Path, zygote: Zygote) -> None:
+    """A stream makes its calls in the order in which they were queued."""
+    program = tmp_path / "quiet.py"
+    program.write_text(PROGRAM)
+    done = zygote.run(2, [str(program), "two_groups", "late"], tmp_path, ["--hang-timeout", "5"])
+    assert (done.report["outcome"], done.exit_code) == ("deadlock", 92), done.explain()
+    (found,) = done.errors
+    assert (found["culprits"], found["proven"]) == ([0, 1], False), done.explain()
+
+
+@pytest.mark.parametrize("how", ["alone", "batched", "two_groups"])
 def test_a_rank_that_does(how: str, tmp_path: Path, zygote: Zygote) -> None:
     program = tmp_path / "quiet.py"
     program.write_text(PROGRAM)
