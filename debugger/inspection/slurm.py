@@ -177,7 +177,7 @@ def _part(told: dict[str, Any]) -> Part:
     schema = told.pop("schema")
     if schema != _SCHEMA:
         raise ValueError(f"it is {schema!r}, and this is {_SCHEMA}")
-    part = made_of(Part, told, _MOST_TEXT)
+    part = made_of(Part, told, _MOST_TEXT, MOST_RANKS)
     look = part.look
     ranks = {*look.ranks, *look.missing, *look.twice, *look.never_came, look.world_size}
     ranks.update(peer for one in look.ranks.values() for peer in one.peers)

@@ -195,7 +195,7 @@ def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
         for text, threads in ranks.items() if isinstance(ranks, Mapping) else ():
             try:
                 rank = int(text)
-                found = [made_of(ThreadStack, row, MOST_TEXT) for row in threads]
+                found = [made_of(ThreadStack, row, MOST_TEXT, MOST_FRAMES) for row in threads]
             except WRONG:
                 continue
             if 0 <= rank < MOST_RANKS and found:

@@ -46,6 +46,7 @@ def test_what_was_written_is_read(given: Outer, as_plain: Any) -> None:
 def test_what_has_a_default_may_be_missing_and_texts_are_harmless_and_short() -> None:
     assert made_of(Outer, [["a\x1b[2J"], 1], 20) == Outer(Inner("a\\x1b[2J"), 1.0)
     assert made_of(Inner, {"name": "x" * 50}, 10).name == "x" * 9 + "…"
+    assert made_of(Outer, [["a"], 1, "red", [1, 2, 3]], 10, 2).ranks == (1, 2)
 
 
 @pytest.mark.parametrize(
